@@ -220,8 +220,8 @@ class Settings(BaseSettings, EscalationLimits):
     heartbeat_interval_s: Seconds = 0.25
     """Four heartbeats a second cost four small messages; the interval bounds how late a lost node is noticed."""
     node_timeout_s: Seconds = 1.5
-    """Six missed heartbeats. A lost node is detected within 2 s; the longest gap measured with both cores of a small
-    machine busy was below 1 s. Once a node's heartbeats are known, its limit is between 0.8 and 2 times this."""
+    """Six missed heartbeats; the longest gap measured with both cores of a small machine busy was below 1 s. Once a
+    node's heartbeats are known, its limit is between 0.8 and 2 times this."""
     hang_factor: float = Field(default=3.0, gt=1)
     """Multiple of the mean step after which a rank hangs (Unicron paper, section 4.1: three times the average
     iteration), until the distribution of its steps is known (docs/detector.md)."""
@@ -231,16 +231,13 @@ class Settings(BaseSettings, EscalationLimits):
     stop_factor: float = Field(default=3.0, gt=1)
     """Multiple of the mean step for which a process may be stopped (SIGSTOP), until the distribution is known."""
     stop_floor_s: Seconds = 0.5
-    """Least limit for a stopped process. A profiler or a snapshot stops a process for a shorter time."""
+    """Least limit for a stopped process. A profiler or a snapshot stops one for a shorter time."""
     collective_floor_s: Seconds = 2.0
     """Least limit for a collective that all ranks have entered."""
     slow_region_timeout_s: Seconds = 120.0
-    """Limit inside known slow regions (set-up, checkpoint, work between two steps), where no mean step applies, and of
-    the first step of a task's first processes."""
+    """Limit inside slow regions (set-up, checkpoint, between two steps, a task's first step), where no mean applies."""
     busy_timeout_s: Seconds = 240.0
-    """Hard limit for a rank that is at work outside of collectives, by the processor time of its process or by its
-    device: compiling, tuning kernels, evaluating between two steps. Less than ``resume_timeout_s``, after which its
-    start would be given up; where it is below ``slow_region_timeout_s``, that is the limit."""
+    """Hard limit for a rank that compiles or evaluates, by its processor time or its device; at least the one above."""
     restart_window_s: Seconds = 600.0
     """Time within which equal failures of a task at the same step count towards its ``max_restarts``."""
     progress_interval_s: Seconds = 5.0
@@ -253,8 +250,7 @@ class Settings(BaseSettings, EscalationLimits):
     command_timeout_s: Seconds = 60.0
     """Time-out of an agent's reply to a command that does not wait for a training step."""
     resume_timeout_s: Seconds = 300.0
-    """Time-out of an agent's reply to a command that waits for a training step: the first step of a generation, or a
-    drain."""
+    """Time-out of an agent's reply to a command that waits for a training step: a first step, a hold, or a drain."""
     collective_timeout_s: Seconds = 600.0
     """Time-out of the ranks' process groups: a last resort behind the hang detection."""
     orphan_grace_s: Seconds = 5.0
@@ -276,11 +272,10 @@ class Settings(BaseSettings, EscalationLimits):
     worker_flop_per_s: float = Field(default=5e9, gt=0)
     """Rate of a worker until its steps are measured: of the order of one CPU core in fp32 on small matrices."""
     storage_bytes_per_s: float = Field(default=1e9, gt=0)
-    """Rate at which a worker reads a checkpoint until that is measured: of the order of one client of a parallel file
-    system or object store."""
+    """Rate at which a worker reads a checkpoint until that is measured: one client of a parallel file system has it."""
     starvation_s: float = Field(default=4 * 3600.0, ge=0)
-    """A task that has waited this long comes before running ones; 0: it waits for ever. A pause and its transition cost
-    less than a percent of the work done in four hours."""
+    """A task that has waited this long comes before running ones; 0: it waits for ever. A pause costs less than a
+    percent of the work done in four hours."""
     allow_pausing: bool = False
     """Whether a running task may lose all its workers to a task with a higher weight."""
     rollouts: int = Field(default=0, ge=0, le=1024)

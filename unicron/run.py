@@ -86,9 +86,9 @@ class Run:
     def heartbeat(self) -> None:
         """Report that this rank is at work on something else than a step: evaluation, a file of the script's own.
 
-        To be called between steps, before work that takes longer than a step and then at least once in the agent's
-        ``slow_region_timeout_s`` (120 s); else the rank counts as hanging. The report counts until the next step
-        begins.
+        To be called between steps, before work that takes minutes and then at least once in ``slow_region_timeout_s``
+        (120 s); else the rank counts as hanging, one that is at work after ``busy_timeout_s`` (240 s). The report
+        counts until the next step begins.
         """
         self._training.heartbeat()
 
