@@ -320,7 +320,7 @@ class Training:
         self._writer.agreed(checkpoint, self._outcomes())
         self.snapshots.wait_copied()
         if reason := self.snapshots.agreed(snapshot, wish):
-            self._outcomes().failed(self.rank_state.applied, f"no more in-memory copies in this generation: {reason}")
+            self._outcomes().failed(self.rank_state.applied, reason)
         self._checkpoint_due = bool(due)
 
     def _checkpoint_and_stop(self) -> None:

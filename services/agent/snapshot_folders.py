@@ -28,7 +28,11 @@ LINGER_S = 600.0
 within much less; a node can spare the memory for a task that moved away for this long."""
 
 SWEEP_INTERVAL_S = 30.0
-"""Pause between two searches for snapshots to delete: short beside ``LINGER_S``."""
+"""Time between two searches for snapshots to delete: short beside ``LINGER_S``."""
+
+CHECK_INTERVAL_S = 1.0
+"""Pause between two looks whether folders are still there. Without its folder a task has no snapshots; a look takes
+some microseconds."""
 
 
 def node_folder(root: Path, run_dir: Path, node: str) -> Path:
@@ -69,6 +73,18 @@ class SnapshotFolders:
         except OSError as err:
             logger.warning("no folder for the snapshots of %s in %s: %s", task, self.folder, err.strerror or err)
 
+    def restore(self, present: Iterable[str]) -> None:
+        """Make folders that something else has removed; the ranks see them and store new snapshots there.
+
+        Args:
+            present: the tasks with processes on this node.
+        """
+        for task in present:
+            if not self.of_task(task).is_dir():
+                logger.warning("the folder of the snapshots of %s is gone from %s: it is made anew", task, self.folder)
+                with contextlib.suppress(Unavailable):
+                    self.make(task)
+
     def forget(self, task: str) -> None:
         """Delete the snapshots of a task."""
         folder = self.of_task(task)
@@ -92,10 +108,14 @@ class SnapshotFolders:
                 self.forget(task)
 
     async def keep_sweeping(self, present: Callable[[], Iterable[str]], clock: SteadyClock) -> None:
-        """Sweep every ``SWEEP_INTERVAL_S``, until cancelled. ``present``: returns the tasks with processes here."""
+        """Restore and sweep, until cancelled. ``present``: returns the tasks with processes here."""
+        swept_s = clock.seconds()
         while True:
-            await asyncio.sleep(SWEEP_INTERVAL_S)
-            self.sweep(present(), clock.seconds())
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            self.restore(present())
+            if clock.seconds() - swept_s >= SWEEP_INTERVAL_S:
+                swept_s = clock.seconds()
+                self.sweep(present(), swept_s)
 
     def close(self) -> None:
         """Delete all snapshots, when the node leaves."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import stat
 from pathlib import Path
 
 from services.agent.rank_users import RankUsers
@@ -53,3 +55,11 @@ def test_forgetting_a_task_and_leaving(tmp_path: Path) -> None:
     folders.close()
     folders.sweep((), 0.0)
     assert not names(tmp_path)
+
+
+def test_a_folder_that_something_else_has_removed_is_made_anew(tmp_path: Path) -> None:
+    folders = filled(tmp_path / "node", "a", "b")
+    shutil.rmtree(tmp_path / "node")
+    folders.restore({"a"})
+    assert names(tmp_path / "node") == {"a"}
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folders.folder, folders.of_task("a"))] == [0o711, 0o700]

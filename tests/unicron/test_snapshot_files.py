@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shutil
 import tempfile
 import threading
 from pathlib import Path
@@ -78,6 +79,27 @@ def test_a_snapshot_is_torn_while_it_is_written_and_the_other_slot_is_whole(tmp_
     found, torn = files.whole_snapshots(tmp_path, "task", before=4)
     assert [snapshot.step for snapshot in found] == [7]
     assert len(torn) == 1
+
+
+@pytest.mark.parametrize("loss", ["", "removed", "replaced", "cut", "of another step", "torn"])
+def test_a_slot_knows_whether_a_reader_finds_what_it_has_sealed(loss: str, tmp_path: Path) -> None:
+    slot = Slot(tmp_path / files.name(3, 1, 0), meta())
+    assert not slot.is_lost
+    slot.seal(7, bytes(32))
+    content = bytearray(slot.path.read_bytes())
+    match loss:
+        case "removed":
+            slot.path.unlink()
+        case "replaced":
+            (tmp_path / "other").write_bytes(content)
+            (tmp_path / "other").replace(slot.path)
+        case "cut":
+            slot.path.write_bytes(content[:20])
+        case "of another step":
+            Slot(slot.path, meta()).seal(6, bytes(32))
+        case "torn":
+            Slot(slot.path, meta()).begin()
+    assert slot.is_lost == bool(loss)
 
 
 def test_snapshots_of_another_task_or_a_later_generation_are_not_used(tmp_path: Path) -> None:
@@ -213,6 +235,36 @@ def test_a_receiver_stores_snapshots_and_refuses_a_wrong_token_or_a_path(tmp_pat
     finally:
         for sender in senders:
             sender.close()
+        receiver.close()
+
+
+def test_a_receiver_stores_anew_what_is_gone_from_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (tmp_path / "mine").mkdir()
+    receiver = Receiver("127.0.0.1", folder)
+    sender = Sender(receiver.address, receiver.token)
+    try:
+        path = write(tmp_path / "mine")
+        content = memoryview(path.read_bytes())
+        assert sender.send(path.name, content)
+        assert not receiver.is_lost
+        (folder / path.name).unlink()
+        assert receiver.is_lost
+        assert sender.send(path.name, content)
+        assert not receiver.is_lost
+        shutil.rmtree(folder)
+        assert receiver.is_lost
+        assert not sender.send(path.name, content), "there is no folder, and the connection stays"
+        folder.mkdir()
+        assert sender.send(path.name, content)
+        assert not receiver.is_lost
+        assert files.read(folder / path.name).step == 7
+        receiver.generation = 4
+        (folder / path.name).unlink()
+        assert not receiver.is_lost, "what older generations have left may be deleted"
+    finally:
+        sender.close()
         receiver.close()
 
 

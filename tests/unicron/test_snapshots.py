@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +204,41 @@ async def test_a_node_without_room_for_copies_says_so_and_trains_on(
         assert (failed.rank, failed.generation) == (1, 1)
         assert failed.reason.startswith("no more in-memory copies in this generation: FileExistsError")
         await check_result(a, spec, finished)
+
+
+@pytest.mark.parametrize("gone", ["files", "folder"])
+async def test_copies_that_are_gone_are_reported_and_made_anew_at_once(
+    gone: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
+) -> None:
+    """A cleaner removes them while nothing fails: the next copies would be due a hundred steps later."""
+    every = 100
+    checkpoint, parallel = {"every": 0, "memory_every": every}, {"distributed_optimizer": gone == "folder"}
+    spec = spec_file(steps=20_000, exact=False, checkpoint=checkpoint, parallel=parallel)
+    async with agent(tmp_path / "run") as a:
+        nodes = Nodes(a, spec, shared_memory, {"w0": "n0", "w1": "n1"})
+        await nodes.fork()
+        await a.configure(dict.fromkeys(nodes.nodes, "initial"))
+        folder = nodes.folder("n0")
+
+        async def reached(condition: Callable[[], bool]) -> None:
+            async with asyncio.timeout(60.0):
+                while not condition():  # noqa: ASYNC110  # files tell nobody when they are whole
+                    await asyncio.sleep(0.01)
+
+        await reached(lambda: nodes.stored() >= every)
+        before = {path.name.split("-")[1] for path in folder.iterdir()}
+        if gone == "folder":
+            shutil.rmtree(folder)
+        else:
+            for path in folder.iterdir():
+                path.unlink()
+        await a.until(lambda: bool(a.of(CheckpointFailed)))
+        if gone == "folder":
+            folder.mkdir(mode=0o700)  # as the node's agent does
+        await reached(lambda: nodes.stored() % every != 0)
+        assert {path.name.split("-")[1] for path in folder.iterdir()} == before, "of the ranks whose parts were there"
+        [failed] = a.of(CheckpointFailed)
+        assert (failed.rank, failed.reason) == (
+            0,
+            f"in-memory copies are gone from {folder}: something else has removed or changed them",
+        )

@@ -58,6 +58,12 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
+def generation_of(text: str) -> int:
+    """Return the generation in the file name of a snapshot; -1 if it is no such name."""
+    match = _NAME.fullmatch(text)
+    return int(match[1]) if match else -1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotMeta:
     """What all snapshots of one rank in one generation have in common."""
@@ -90,6 +96,29 @@ class SnapshotMeta:
         return text + b" " * (aligned(_HEADER.size + len(text)) - _HEADER.size - len(text))
 
 
+def file_at(path: Path) -> tuple[int, int, int] | None:
+    """Return what identifies a file in its folder: device, inode and size in bytes; None if there is none.
+
+    A mapped file stays usable to whoever has mapped it once it is removed or replaced, and no reader finds it.
+    """
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size
+
+
+def step_at(path: Path) -> int:
+    """Return the step of which a file claims to have a whole snapshot; -1: of none, or the file cannot be read."""
+    try:
+        with path.open("rb") as file:
+            fields = _HEADER.unpack(file.read(_HEADER.size))
+    except (OSError, struct.error):
+        return -1
+    magic, valid, _, step, *_ = fields
+    return int(step) if magic == _MAGIC and valid else -1
+
+
 class Slot:
     """One of the two files that a rank writes its snapshots into in turn."""
 
@@ -108,6 +137,8 @@ class Slot:
         self.path = path
         start = _HEADER.size + len(encoded)
         self._map = allocate(path, start + meta.payload_bytes)
+        self._file = file_at(path)
+        self._step = -1
         self._map[_HEADER.size : start] = encoded
         self.content = memoryview(self._map)
         self.payload = self.content[start:]
@@ -116,12 +147,20 @@ class Slot:
     def begin(self) -> None:
         """Mark the slot's snapshot as torn: it is about to be overwritten."""
         _VALID.pack_into(self._map, _VALID_OFFSET, 0)
+        self._step = -1
         self._hasher, self._hashed = Hasher(), _HEADER.size
 
     @property
     def is_whole(self) -> bool:
         """Whether the slot contains a whole snapshot."""
         return bool(_VALID.unpack_from(self._map, _VALID_OFFSET)[0])
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a reader would not find what was written here: the file, with the step that was sealed last."""
+        if self._file is None or file_at(self.path) != self._file:
+            return True
+        return self._step >= 0 and step_at(self.path) != self._step
 
     def written(self, stop: int) -> None:
         """Hash the payload up to the offset ``stop``: it is written, and still in the processor's caches."""
@@ -141,6 +180,7 @@ class Slot:
         rest = (step, meta.generation, meta.rank, meta.world_size, digest, self._meta_bytes, len(self.payload))
         _HEADER.pack_into(self._map, 0, _MAGIC, 0, _checksum(self._hasher, rest), *rest)
         _VALID.pack_into(self._map, _VALID_OFFSET, 1)
+        self._step = step
 
 
 def _checksum(hasher: Hasher, rest: tuple[Any, ...]) -> bytes:

@@ -27,26 +27,25 @@ from unicron import environment
 from unicron.link.waiting import Wait
 from unicron.megatron.parallel import data_group, model_coordinate
 from unicron.snapshot import files
+from unicron.snapshot.contents import Document, read_states
 from unicron.snapshot.files import SnapshotMeta
 from unicron.snapshot.interval import KEEP, Every, Interval, StepTimes, best_exponent, loss_mtbf_s
 from unicron.snapshot.origin import addresses_of, identity
 from unicron.snapshot.partners import Location, copied_shares, is_replicated, partners
 from unicron.snapshot.taker import SnapshotTaker
 from unicron.snapshot.transport import Receiver, Sender
+from unicron.snapshot.watch import SnapshotWatch
 from unicron.state import transfer
 from unicron.state.assignment import copied_chunks, shared_chunks
-from unicron.state.chunks import StateChunk, dtype_of
+from unicron.state.chunks import StateChunk
 from unicron.state.rank_state import RankState
 from unicron.state.transfer import AgreedState, AvailableState
-from unicron.state.user_chunks import document_chunk, is_users
+from unicron.state.user_chunks import document_chunk
 from unicron.state.user_state import Record
 
-DOCUMENT_ROOM = 4
-"""Room for the packed part of the user's state, as a multiple of its size when the generation takes its first snapshot.
-Chosen: numbers get a few more digits; what grows without end does not belong into snapshots."""
-
-STORED, STORING, FAILED = 0, 1, 2
-"""The status of a rank's snapshot in progress (``STORED`` also if there is none); the worst of all ranks counts."""
+STORED, LOST, STORING, FAILED = 0, 1, 2, 3
+"""The status of a rank's snapshot in progress (``STORED`` also if there is none); the worst of all ranks counts.
+``LOST``: what was stored is gone from a folder, and can be stored anew."""
 
 
 class Snapshots:
@@ -88,11 +87,12 @@ class Snapshots:
         self._stored: Future[None] | None = None
         self._generation = self._step = 0
         self._addresses: list[int] = []
-        self._document = torch.empty(0, dtype=torch.uint8)
+        self._document = Document()
         self._users: list[AvailableState] | None = None
         self._shares: list[int] = []
         self._replicas = 1
-        self._cleaned = self._given_up = False
+        self._cleaned = self._given_up = self._renews = False
+        self._watch = SnapshotWatch(self._folder)
         self._reason = ""
 
     @property
@@ -133,7 +133,10 @@ class Snapshots:
         if not self.enabled:
             return
         self._generation, self._cleaned, self._given_up = generation, False, False
+        self._renews = self._watch.unmade = False
         self._listen()
+        if self._receiver is not None:
+            self._receiver.generation = generation
         rank = dist.get_rank()
         # The longest interval that a member knows goes on: what a snapshot costs was measured in its generation.
         own = (self._location(), model_coordinate(), self._interval.exponent)
@@ -184,7 +187,7 @@ class Snapshots:
         if not self.enabled or self._given_up:
             return
         self._time_step(checkpointing)
-        if self._is_due(rank_state.applied, checkpointing) and self._stored is None:
+        if self._stored is None and (self._renews or self._is_due(rank_state.applied, checkpointing)):
             self._begin(rank_state, record)
 
     def _is_due(self, applied: int, checkpointing: bool) -> bool:
@@ -206,10 +209,16 @@ class Snapshots:
 
     def _begin(self, rank_state: RankState, record: Record | None) -> None:
         """Begin to copy the state."""
+        self._renews = False
         self._interval.begin_copy()
         self._times.begin_copy()
         try:
             taker = self._ready_taker(rank_state, record)
+        except FileNotFoundError:  # no folder
+            self._watch.unmade = True
+            self._stored = Future()
+            self._stored.set_result(None)
+            return
         except (OSError, RuntimeError) as err:  # no room; or a tensor of which there is no flat view
             # The peers see the status at the end of the step.
             self._stored = Future()
@@ -224,7 +233,7 @@ class Snapshots:
         """Return the generation's taker, with the tensors in which the state is now as its sources."""
         addresses = addresses_of(rank_state, record)
         if record is not None:
-            self._fill_document(record.content)
+            self._document.fill(record.content, first=self._taker is None)
         if self._taker is None:
             part = self._part(rank_state, record)
             meta = SnapshotMeta(
@@ -245,20 +254,8 @@ class Snapshots:
         part = copied_chunks(rank_state, self._shares, self._replicas)
         if record is not None:
             part |= shared_chunks(record.chunks, self._shares, self._replicas)
-            part[document_chunk(len(self._document))] = self._document
+            part[document_chunk(len(self._document.room))] = self._document.room
         return part
-
-    def _fill_document(self, content: bytes) -> None:
-        """Put the packed part of the user's state where it is copied from; no copy is in progress.
-
-        Raises:
-            RuntimeError: it has grown too large for the generation's snapshots.
-        """
-        if self._taker is None:
-            self._document = torch.zeros(DOCUMENT_ROOM * len(content), dtype=torch.uint8)
-        if len(content) > len(self._document):
-            raise RuntimeError("the state given to attach has outgrown its place")
-        self._document[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
     def wait_copied(self) -> None:
         """Wait until the state has been copied: it may change afterwards."""
@@ -270,11 +267,14 @@ class Snapshots:
         """The status of this rank's snapshot in progress: ``STORED``, ``STORING`` or ``FAILED``."""
         if self._given_up:
             return FAILED
-        if self._stored is None:
-            return STORED
-        if not self._stored.done():
+        if self._stored is not None and not self._stored.done():
             return STORING
-        return STORED if self._stored.exception() is None else FAILED
+        if self._stored is not None and self._stored.exception() is not None:
+            return FAILED
+        # Looked at in every step: a loss of the live state relies on it in every step.
+        if not self.enabled or not self._watch.is_lost(self._taker, self._receiver):
+            return STORED
+        return LOST if self._watch.can_store else STORING
 
     @property
     def wish(self) -> int:
@@ -306,7 +306,10 @@ class Snapshots:
         if status == FAILED and not self._given_up:
             cause = self._stored.exception() if self._stored is not None and self._stored.done() else None
             self._give_up(cause)
-        reason, self._reason = self._reason, ""
+        reason, self._reason = self._reason or self._watch.reason, ""
+        self._watch.reason = ""
+        if status == LOST:
+            self._renew()
         if self._stored is None or status != STORED:
             return reason
         self._stored, self.stored = None, self._step
@@ -320,10 +323,26 @@ class Snapshots:
             self._thread.submit(files.remove, self._folder, self._generation)
         return reason
 
+    def _renew(self) -> None:
+        """Have all ranks take a new snapshot at the next boundary; a rank whose files are gone makes them anew.
+
+        The others keep theirs: what is left may be all that there is of the state until the new one is stored.
+        """
+        self._renews, self._watch.unmade = True, False
+        stored, self._stored = self._stored, None
+        if self._taker is None:
+            return
+        if self._taker.is_lost:
+            self._taker.release()
+            self._taker = None
+        elif stored is not None:
+            self._taker.switch()
+
     def _give_up(self, cause: BaseException | None) -> None:
         """Take no more snapshots in this generation; what was stored before stays."""
         self._given_up = True
-        self._reason = f"{type(cause).__name__}: {cause}" if cause is not None else ""
+        if cause is not None:
+            self._reason = f"no more in-memory copies in this generation: {type(cause).__name__}: {cause}"
         print(f"unicron: no more snapshots in this generation: {cause or 'a peer failed'}", file=sys.stderr, flush=True)
 
     # Using.
@@ -375,23 +394,5 @@ class Snapshots:
 
     def _read(self, generation: int, nodes: Sequence[str]) -> list[AvailableState]:
         """Return one rank's share of this node's whole snapshots of generations before one; keep the user's state."""
-        rank = dist.get_rank()
-        neighbours = [other for other, node in enumerate(nodes) if node == nodes[rank]]
-        found, torn = files.whole_snapshots(
-            self._folder, self._identity, generation, index=neighbours.index(rank), of=len(neighbours)
-        )
-        for reason in torn:
-            print(f"unicron: warning: snapshot not used: {reason}", file=sys.stderr, flush=True)
-        available, self._users = [], []
-        for snapshot in found:
-            values: dict[StateChunk, torch.Tensor] = {}
-            users: dict[StateChunk, torch.Tensor] = {}
-            for fields, data in snapshot.chunks.items():
-                chunk = StateChunk(*fields)
-                flat = torch.frombuffer(data, dtype=dtype_of(chunk.dtype))
-                into = users if is_users(chunk) else values
-                into[chunk] = flat.view(chunk.shape) if chunk.is_whole else flat
-            digest = bytes.fromhex(snapshot.digest)
-            available.append(AvailableState(snapshot.step, digest, values))
-            self._users.append(AvailableState(snapshot.step, digest, users))
+        available, self._users = read_states(self._folder, self._identity, generation, nodes)
         return available

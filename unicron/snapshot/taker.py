@@ -53,6 +53,7 @@ class SnapshotTaker:
         self._meta, self._sources = meta, list(part.values())
         self._slots = [Slot(folder / files.name(meta.generation, meta.rank, n), meta) for n in (0, 1)]
         self._sender = sender
+        self._kept_by_partner = True
         self._next = 0
         cuda = any(source.is_cuda for source in self._sources)
         self._stream: Any = torch.cuda.Stream(priority=LOWEST) if cuda else None  # type: ignore[no-untyped-call]
@@ -66,6 +67,16 @@ class SnapshotTaker:
             memory[begin : begin + size].view(source.dtype)
             for begin, (_, size), source in zip(self._meta.offsets(), self._meta.chunks, self._sources, strict=True)
         ]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a file of this rank's is gone from its folder, not of the step that was stored, or unreadable."""
+        return any(slot.is_lost for slot in self._slots)
+
+    @property
+    def is_kept_by_partner(self) -> bool:
+        """Whether the partner, if there is one, has stored the newest snapshot."""
+        return self._kept_by_partner
 
     def switch(self) -> None:
         """Use the other slot next: all ranks have stored their snapshots."""
@@ -112,7 +123,7 @@ class SnapshotTaker:
         slot = self._slots[self._next]
         slot.seal(step, digest)
         if self._sender is not None:
-            self._sender.send(slot.path.name, slot.content)
+            self._kept_by_partner = self._sender.send(slot.path.name, slot.content)
 
     def close(self) -> None:
         """Close the connection to the partner; a ``store`` in progress fails."""

@@ -5,7 +5,7 @@ the folder of its node. ``Sender`` runs in the owner. Both know a token that the
 A snapshot is sent as the bytes of its file; the receiver writes the header last, which makes the snapshot whole.
 
     owner -> partner   token; then for each snapshot: length of name (1 byte), size (8 bytes), name, content
-    partner -> owner   1 byte for each snapshot: stored
+    partner -> owner   1 byte for each snapshot: stored, or not since the partner's folder is gone
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ SILENT_S, PROBE_S, PROBES = 60, 10, 3
 """TCP keep-alive of a receiver's connections: seconds of silence before the first probe, seconds between probes, probes
 without an answer before the connection ends. Chosen: nothing waits for it, as a lost rank's generation ends before."""
 
-STORED = b"1"
+STORED, NO_FOLDER = b"1", b"0"
+
+_DISCARDED_BYTES = 1 << 20
+"""How much of a snapshot that cannot be stored is read at a time."""
 
 
 class Receiver:
@@ -48,11 +51,23 @@ class Receiver:
         """
         self.token = secrets.token_bytes(TOKEN_BYTES)
         self._folder = folder
-        self._generation = 0
+        self.generation = 0
+        """The present one: files of older ones may be deleted."""
+        self._lock = threading.Lock()
+        self._stored: dict[str, tuple[int, int, int] | None] = {}
+        """File name -> what was stored under it for the connections that are open."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self.address: tuple[str, int] = (host, self._listener.getsockname()[1])
         threading.Thread(target=self._accept, name="unicron-receiver", daemon=True).start()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a file that was stored for a peer that is still connected is gone from the folder."""
+        with self._lock:
+            stored = list(self._stored.items())
+        present = [(name, file) for name, file in stored if files.generation_of(name) >= self.generation]
+        return any(file is None or files.file_at(self._folder / name) != file for name, file in present)
 
     def close(self) -> None:
         """Stop listening; connections end with their senders."""
@@ -74,24 +89,47 @@ class Receiver:
             if not hmac.compare_digest(_receive(connection, TOKEN_BYTES), self.token):
                 return
             mappings: dict[str, mmap.mmap] = {}
-            while True:
-                length, size = _ITEM.unpack(_receive(connection, _ITEM.size))
-                name = _receive(connection, length).decode()
-                if not files.is_name(name) or size < files.HEADER_BYTES:
-                    raise ValueError(name)
-                self._store(connection, name, size, mappings)
-                connection.sendall(STORED)
+            try:
+                while True:
+                    length, size = _ITEM.unpack(_receive(connection, _ITEM.size))
+                    name = _receive(connection, length).decode()
+                    if not files.is_name(name) or size < files.HEADER_BYTES:
+                        raise ValueError(name)
+                    connection.sendall(STORED if self._store(connection, name, size, mappings) else NO_FOLDER)
+            finally:
+                with self._lock:
+                    for name in mappings:
+                        self._stored.pop(name, None)
 
-    def _store(self, connection: socket.socket, name: str, size: int, mappings: dict[str, mmap.mmap]) -> None:
+    def _store(self, connection: socket.socket, name: str, size: int, mappings: dict[str, mmap.mmap]) -> bool:
+        """Store a snapshot that follows; return False if the folder is gone, which the agent makes anew."""
+        path = self._folder / name
         # Each slot is mapped once: the page faults of a new mapping would take longer than copying the data.
-        if name not in mappings or len(mappings[name]) != size:
-            mappings[name] = files.allocate(self._folder / name, size)
+        known = name in mappings and len(mappings[name]) == size and files.file_at(path) == self._stored.get(name)
+        if not known:
+            try:
+                mappings[name] = files.allocate(path, size)
+            except FileNotFoundError:
+                _discard(connection, size)
+                return False
+            with self._lock:
+                self._stored[name] = files.file_at(path)
         mapping = mappings[name]
         files.tear(mapping)
         header = _receive(connection, files.HEADER_BYTES)
         with memoryview(mapping)[files.HEADER_BYTES :] as rest:
             _receive_into(connection, rest)
         mapping[: files.HEADER_BYTES] = header
+        return True
+
+
+def _discard(connection: socket.socket, size: int) -> None:
+    """Read what cannot be stored, so that the connection stays usable."""
+    buffer = memoryview(bytearray(min(size, _DISCARDED_BYTES)))
+    while size > 0:
+        part = buffer[: min(size, len(buffer))]
+        _receive_into(connection, part)
+        size -= len(part)
 
 
 def _keep_alive(connection: socket.socket) -> None:
@@ -141,8 +179,8 @@ class Sender:
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection.sendall(token)
 
-    def send(self, name: str, content: memoryview) -> None:
-        """Send a snapshot and wait until it is stored.
+    def send(self, name: str, content: memoryview) -> bool:
+        """Send a snapshot and wait until it is stored; return False if the partner's folder is gone.
 
         Args:
             name: of the snapshot's file.
@@ -154,8 +192,10 @@ class Sender:
         self._connection.sendall(_ITEM.pack(len(name), len(content)) + name.encode())
         # Not sendfile, which works page by page and takes twice the processor time.
         self._connection.sendall(content)
-        if self._connection.recv(1) != STORED:
+        answer = self._connection.recv(1)
+        if answer not in (STORED, NO_FOLDER):
             raise ConnectionError("the partner does not store the snapshot")
+        return answer == STORED
 
     def close(self) -> None:
         """Close the connection; a ``send`` under way in another thread fails."""
