@@ -97,6 +97,13 @@ def clock(facts: Facts) -> Finding:
 
 def memory(facts: Facts) -> Finding:
     """Judge the room for in-memory copies."""
+    if facts.memory_clearers:
+        cleared = f"{facts.memory_place} is cleared while tasks train: {'; '.join(facts.memory_clearers)}"
+        keep = (
+            "set RemoveIPC=no in /etc/systemd/logind.conf, or `loginctl enable-linger` for the user; exempt the "
+            f"folders from tmpfiles.d: 'x {facts.memory_place}/unicron-*'; without copies a fault costs more steps"
+        )
+        return Finding("memory", Verdict.WARNING, cleared, keep)
     what = f"{facts.memory_place} has {_size(facts.memory_bytes)}, {_size(facts.memory_free_bytes)} free"
     advice = (
         f"give it {STATE_COPIES} times the model and optimizer state of the node's workers (docker: --shm-size, pod: "

@@ -76,7 +76,8 @@ class Facts(Model):
     """What was measured on a node.
 
     ``clock_synchronised``: whether the kernel says that its clock is; None where it does not say. ``memory_place``:
-    of in-memory copies; ``state_bytes``: model and optimizer state of the node's workers, if it was given.
+    of in-memory copies; ``memory_clearers``: settings that clear it; ``state_bytes``: model and optimizer state of the
+    node's workers, if it was given.
     ``name_problem``: why the node has no name. ``host_addresses``: what the host name stands for. ``address``,
     ``interface``: under which peers reach the node; empty, with ``address_problem``, where that is not known.
     ``open_files``, ``threads``, ``ports``: how many ranks may have; None: no limit is known.
@@ -95,6 +96,7 @@ class Facts(Model):
     memory_place: str
     memory_bytes: int
     memory_free_bytes: int
+    memory_clearers: list[str] = Field(default_factory=list)
     state_bytes: int | None
     open_files: int | None
     run_dir: str

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import pwd
 import shutil
 import socket
 import time
@@ -18,6 +19,7 @@ from typing import Any
 
 from cli import doctor_peers
 from cli.doctor_facts import RANK_PACKAGES, DeviceFacts, Devices, Facts, Nats, Storage
+from cli.doctor_shared_memory import clearers
 from services.agent import address, hardware
 from services.agent.device_health import DeviceHealth, lasting_faults
 from services.agent.rank_users import RankUsers
@@ -81,6 +83,7 @@ async def measure(settings: Settings, peers: Sequence[str], state_bytes: int | N
         memory_place=str(settings.memory_dir),
         memory_bytes=memory.total,
         memory_free_bytes=memory.free,
+        memory_clearers=clearers(Path("/"), str(settings.memory_dir), os.geteuid(), _user()),
         state_bytes=state_bytes,
         open_files=limits.open_files,
         threads=limits.threads,
@@ -98,6 +101,14 @@ async def measure(settings: Settings, peers: Sequence[str], state_bytes: int | N
         devices=_devices(settings),
         storage=storage,
     )
+
+
+def _user() -> str:
+    """Return the name of this process's user; empty: it has none."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return ""
 
 
 def _devices(settings: Settings) -> Devices:

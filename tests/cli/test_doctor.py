@@ -77,6 +77,13 @@ def judged(**changes: object) -> dict[str, Finding]:
     return {one.check: one for one in findings(facts) if usual.get(one.check) != one}
 
 
+def test_a_place_of_copies_that_something_clears_is_a_warning() -> None:
+    found = judged(memory_clearers=["RemoveIPC=yes (a file) at the last logout of user ann"])["memory"]
+    assert found.verdict is WARNING
+    assert "cleared while tasks train: RemoveIPC=yes (a file)" in found.finding
+    assert "RemoveIPC=no" in found.advice
+
+
 def test_a_good_node_has_no_finding_that_asks_for_anything() -> None:
     found = findings(GOOD)
     assert {one.verdict for one in found} == {OK}
