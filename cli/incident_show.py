@@ -14,6 +14,9 @@ from cli.output import clock, print_fields, print_json, print_table, printable
 _FAILURE_PARTS = ("detection_worker_s", "transition_worker_s", "recompute_worker_s", "sub_healthy_worker_s")
 """They add up to the incident's worker-seconds; a lost worker's are part of the sub-healthy ones."""
 
+_PLANS = 3
+"""Plans of which the command is printed, the newest: a failure that came again and again has many."""
+
 _COSTS = (*_FAILURE_PARTS, "lost_worker_s", "lost_flop", "failure_money")
 
 
@@ -51,6 +54,7 @@ def _print(shown: dict[str, Any], page: dict[str, Any], *, wide: bool) -> None:
     phases = [(phase["name"], _seconds(phase["duration_s"]), phase["meaning"]) for phase in page["phases"]]
     print_table(("PHASE", "TIME S", "MEANING"), phases, wide=wide)
     print(f"\n{printable(page['found'])}")
+    _print_attempts(shown, wide=wide)
     print_observations(shown, wide=wide)
     for paragraph in incident_evidence.paragraphs(shown["evidence"]):
         print(f"\n{paragraph}")
@@ -79,6 +83,24 @@ def _print_facts(shown: dict[str, Any], currency: str) -> None:
             *incident_evidence.fields(shown["evidence"]),
         ]
     )
+
+
+def kind_of(shown: dict[str, Any]) -> str:
+    """Return the kind of an incident, with how often the same failure came in a row."""
+    times = len(shown["attempts"])
+    return f"{shown['kind']} x{times}" if times > 1 else str(shown["kind"])
+
+
+def _print_attempts(shown: dict[str, Any], *, wide: bool) -> None:
+    """Print the attempts of an incident whose failure came again."""
+    if len(shown["attempts"]) < 2:
+        return
+    rows = [
+        (number, clock(one["occurred_at"]), one["worker"] or one["node"], one["step"], one["severity"], one["response"])
+        for number, one in enumerate(shown["attempts"], 1)
+    ]
+    print()
+    print_table(("ATTEMPT", "AT (UTC)", "WHERE", "STEP", "SEV", "RESPONSE"), rows, wide=wide)
 
 
 def state_of(shown: dict[str, Any]) -> str:
@@ -149,7 +171,7 @@ def _print_notes(shown: dict[str, Any]) -> None:
 def next_commands(shown: dict[str, Any], page: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the commands that show more of what an incident concerns, and what each of them shows."""
     yield _command("postmortem", shown["id"]), "the incident as a page, with its course and others like it"
-    for plan in shown["plans"]:
+    for plan in shown["plans"][-_PLANS:]:
         yield _command("plan", "show", plan), "the plan that answered it, with its milestones"
     for task in shown["tasks"]:
         yield _command("show", task), "the task as it is now"

@@ -14,7 +14,7 @@ import typer.core
 
 from cli.completion import incident_ids
 from cli.ids import id_path
-from cli.incident_show import show, state_of
+from cli.incident_show import kind_of, show, state_of
 from cli.options import Format, IncidentId, Output, Server, Since, moment
 from cli.output import clock, print_json, print_table, printable, seconds_between
 from shared.errors import InvalidInput
@@ -101,7 +101,7 @@ def incidents(
         (
             found["id"],
             clock(found["occurred_at"]),
-            found["kind"],
+            kind_of(found),
             found["severity"],
             found["method"],
             found["worker"] or found["node"],

@@ -21,7 +21,7 @@ def status(server: Server = None, output: Output = Format.TEXT) -> None:
     LAG: events of the log that the part has not handled. Exit status: 0 if all parts work, 1 otherwise.
     """
     from cli.client import Client
-    from cli.incident_show import state_of
+    from cli.incident_show import kind_of, state_of
 
     with Client(server) as client:
         found = client.get(PATH)
@@ -38,7 +38,7 @@ def status(server: Server = None, output: Output = Format.TEXT) -> None:
         print_table(("PART", "STATE", "LAG", "DETAIL"), rows, wide=wide)
         print()
         incidents = [
-            (one["id"], one["kind"], one["severity"], one["worker"] or one["node"], one["tasks"], state_of(one))
+            (one["id"], kind_of(one), one["severity"], one["worker"] or one["node"], one["tasks"], state_of(one))
             for one in open_
         ]
         columns = ("OPEN INCIDENT", "WHAT", "SEV", "WHERE", "TASKS", "STATE")

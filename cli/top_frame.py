@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from cli.incident_show import state_of
+from cli.incident_show import kind_of, state_of
 from cli.notable import notable
 from cli.output import SHORT_ID, cropped, number, text, too_wide
 from cli.remaining_time import duration, eta
@@ -144,7 +144,7 @@ def _incidents(incidents: Sequence[Record], now: datetime) -> _Section:
         (
             one["id"][:SHORT_ID],
             _age(one["occurred_at"], now),
-            one["kind"],
+            kind_of(one),
             one["severity"],
             one["worker"] or one["node"],
             one["response"],

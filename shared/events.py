@@ -60,10 +60,9 @@ class ClusterConfigured(ClusterEvent):
     ``allow_pausing``: whether a running task may lose all its workers to a task with a higher weight. ``policy``: the
     policy that decides in a simulated history; empty: Unicron's own, as in every log of a running system.
     ``rollouts``: futures by which plans are compared; 0: the paper's objective alone. ``memory_copies``: whether plans
-    count on snapshots in memory where replicas span workers. ``repair_prior_s``: mean time
-    from a node's loss to its return until some are known. ``spare_nodes_max``: most nodes left free for replacements.
-    ``prices``: of a worker-hour by kind, in place of ``price_per_worker_hour``. ``value_per_eflop``: of 1e18 weighted
-    FLOP; 0: prices decide nothing.
+    count on snapshots in memory where replicas span workers. ``repair_prior_s``: mean time from a node's loss to its
+    return until some are known. ``spare_nodes_max``: most nodes left free for replacements. ``prices``: of a
+    worker-hour by kind, in place of ``price_per_worker_hour``. ``value_per_eflop``: of 1e18 FLOP; 0: nothing is priced.
     """
 
     type: Literal["cluster.configured"] = "cluster.configured"
@@ -197,11 +196,11 @@ class TaskFailed(TaskEvent):
 
 
 class ErrorDetected(ClusterEvent):
-    """The detector found a fault. An incident has one error event, and a further one for each escalation.
+    """The detector found a fault. An incident has one error event, and one for each escalation and each repetition.
 
     ``occurred_at``: the best estimate of the time of the fault. ``detected_at``: when the detector found it.
     ``evidence``: details for the reader of an incident; decisions use only the part that ``shared.evidence`` models.
-    ``escalates``: the id of the error event whose response has failed.
+    ``escalates``: id of the error event whose response has failed; ``repeats``: of the one before of the same failure.
     """
 
     type: Literal["error.detected"] = "error.detected"
@@ -219,6 +218,7 @@ class ErrorDetected(ClusterEvent):
     step: int | None = None
     evidence: dict[str, Any] = Field(default_factory=dict)
     escalates: str | None = None
+    repeats: str | None = Field(default=None, exclude_if=lambda repeats: repeats is None)
 
 
 _LISTS = ("survivors", "failed", "release", "prepare")

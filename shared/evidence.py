@@ -63,6 +63,7 @@ class Evidence(_Part):
     Attributes:
         workers: all workers to blame, where there are several.
         failure: the key of the failure; equal keys mean the same failure again.
+        place: the exception and the lines from which it was raised; empty: there is none, or nobody knows.
         incarnation: of a lost or isolated node.
         tasks: task -> its part on a lost or isolated node.
         pairs: pairs of nodes that could not reach one another, each in the order of the names.
@@ -76,6 +77,7 @@ class Evidence(_Part):
 
     workers: Annotated[list[str], BeforeValidator(_texts)] = Field(default_factory=list)
     failure: Annotated[str | None, _or_default(str | None, lambda: None)] = None
+    place: Annotated[str, _or_default(str, str)] = ""
     incarnation: Annotated[str | None, _or_default(str | None, lambda: None)] = None
     tasks: Annotated[dict[str, LostRanks], _or_default(dict[str, LostRanks], dict)] = Field(default_factory=dict)
     pairs: Annotated[list[tuple[str, str]], _or_default(list[tuple[str, str]], list)] = Field(default_factory=list)

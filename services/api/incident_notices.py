@@ -1,4 +1,4 @@
-"""Notices of incidents to a webhook: one request when an incident opens, one when its tasks are back at strength.
+"""Notices to a webhook: one request when an incident opens, opens again and is over, and one when a task has failed.
 
 The log is the queue. The notices follow it behind the projections, one request at a time, and what is sent is derived
 from both: a receiver that is away for days costs no memory here. ``<run_dir>/webhook.json`` has the position up to
@@ -29,14 +29,14 @@ from services.api.webhook_metrics import WebhookMetrics
 from shared.durable_files import replace_file
 from shared.errors import InvalidInput, Unavailable
 from shared.event_base import derived_id
-from shared.events import ErrorDetected, Recorded
+from shared.events import ErrorDetected, Recorded, TaskFailed
 from shared.log_lines import concerning
 from shared.model import Model, utc_now
 from shared.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["incident.opened", "incident.closed"]
+Kind = Literal["incident.opened", "incident.reopened", "incident.closed", "task.failed"]
 
 _WAIT_S = 3600.0
 """Longest wait for a record; then the wait begins anew."""
@@ -46,6 +46,9 @@ _PAUSE_S = 0.5
 
 _READ = 100
 """Records read at once."""
+
+_TYPES = ["error.detected", "task.failed"]
+"""Of the events of which somebody is told."""
 
 _MODE = 0o600
 
@@ -111,20 +114,28 @@ class IncidentNotices:
 
     async def _send(self, api: Gateway, webhook: Webhook, sent: Sent, until: int) -> Sent:
         """Send what was not sent up to a position that the projections have; return what was sent then."""
-        while records := await api.journal.read(after=sent.position, limit=_READ, types=["error.detected"]):
+        while records := await api.journal.read(after=sent.position, limit=_READ, types=_TYPES):
             for record in records:
                 if record.position > until:
                     return await self._close(api, webhook, sent)
-                sent = await self._open(api, webhook, sent, record)
+                if isinstance(record.event, TaskFailed):
+                    await self._failed(api, webhook, record.position, record.event)
+                    sent = Sent(position=record.position, open=sent.open)
+                    await self._save(sent)
+                else:
+                    sent = await self._open(api, webhook, sent, record)
         return await self._close(api, webhook, sent)
 
     async def _open(self, api: Gateway, webhook: Webhook, sent: Sent, record: Recorded) -> Sent:
-        """Send that an incident has opened, if it has with this error; return what was sent then."""
+        """Send that an incident has opened, or is open again, if it is with this error; return what was sent then."""
         assert isinstance(record.event, ErrorDetected)
         name, still_open = record.event.incident, sent.open
         view = await _incident(api, name)
         if view is not None and view.position == record.position:
             await self._deliver(api, webhook, name, "incident.opened")
+            still_open = [*still_open, name]
+        elif view is not None and name not in still_open and record.event.repeats is not None:
+            await self._deliver(api, webhook, name, "incident.reopened", record.event.event_id)
             still_open = [*still_open, name]
         sent = Sent(position=record.position, open=still_open)
         await self._save(sent)
@@ -135,12 +146,28 @@ class IncidentNotices:
         for name in sent.open:
             view = await _incident(api, name)
             if view is not None and view.closed_at is not None:
-                await self._deliver(api, webhook, name, "incident.closed")
+                # The end of an incident that was open again is another one: receivers drop what they have.
+                again = f"after attempt {len(view.attempts)}" if len(view.attempts) > 1 else ""
+                await self._deliver(api, webhook, name, "incident.closed", again)
                 sent = Sent(position=sent.position, open=[one for one in sent.open if one != name])
                 await self._save(sent)
         return sent
 
-    async def _deliver(self, api: Gateway, webhook: Webhook, incident: str, kind: Kind) -> None:
+    async def _failed(self, api: Gateway, webhook: Webhook, position: int, event: TaskFailed) -> None:
+        """Send that a task has failed, and why: of an incident, or refused before it has trained."""
+        data = {
+            "task": event.task,
+            "reason": event.reason,
+            "step": event.step,
+            "incident": event.incident or None,
+            "position": position,
+            "occurred_at": event.occurred_at.isoformat(),
+            "link": f"{self._server}/v1/tasks/{quote(event.task, safe='')}",
+        }
+        with concerning({"task": event.task}):
+            await webhook.deliver(delivery("task.failed", event.event_id, data, utc_now()))
+
+    async def _deliver(self, api: Gateway, webhook: Webhook, incident: str, kind: Kind, again: str = "") -> None:
         now = utc_now()
 
         def read(views: ViewReader) -> dict[str, Any]:
@@ -152,17 +179,25 @@ class IncidentNotices:
 
         data = {**await api.read(read), "link": f"{self._server}/v1/incidents/{quote(incident, safe='')}"}
         with concerning({"incident": incident}):
-            await webhook.deliver(delivery(kind, incident, data, now))
+            await webhook.deliver(delivery(kind, incident, data, now, again))
 
 
 async def _incident(api: Gateway, name: str) -> IncidentView | None:
     return await api.read(lambda views: views.get(INCIDENTS, name))
 
 
-def delivery(kind: Kind, incident: str, data: dict[str, Any], now: datetime) -> Delivery:
-    """Return what is sent about an incident; ``data``: about it, as JSON has it."""
+def delivery(kind: Kind, about: str, data: dict[str, Any], now: datetime, again: str = "") -> Delivery:
+    """Return what is sent.
+
+    Args:
+        kind: of the notice.
+        about: id of the incident, or of the event.
+        data: about it, as JSON has it.
+        now: the present.
+        again: what tells a further notice of the kind about the same from the earlier ones; empty: it is the first.
+    """
     body = json.dumps({"type": kind, "timestamp": now.isoformat(), "data": data}).encode()
-    return Delivery(derived_id(incident, "webhook", kind), body, incident)
+    return Delivery(derived_id(about, "webhook", f"{kind} {again}".rstrip()), body, about)
 
 
 def facts_of(view: IncidentView) -> dict[str, Any]:

@@ -6,8 +6,11 @@ import statistics
 from collections.abc import Mapping
 from datetime import datetime
 
+from pydantic import BaseModel
+
+from services.api.times import Time
 from shared.model import Model
-from shared.severities import ErrorKind
+from shared.severities import ErrorKind, Severity
 
 REMEMBERED = 15
 """Incidents of a kind whose times are remembered, the newest: enough that one that took long is no median."""
@@ -46,6 +49,40 @@ def stuck_s(usual_s: float | None, age_s: float) -> float | None:
     if usual_s is None or age_s < max(TIMES_USUAL * usual_s, usual_s + LEAST_LATE_S):
         return None
     return age_s - usual_s
+
+
+class Attempt(Model):
+    """One occurrence of an incident's failure: the first, and each that repeats it.
+
+    ``event``: of the log. ``plan``, ``response``: of the plan that answered it; empty: none has yet.
+    """
+
+    event: str
+    occurred_at: datetime
+    detected_at: datetime
+    severity: Severity
+    node: str | None = None
+    worker: str | None = None
+    rank: int | None = None
+    generation: int | None = None
+    step: int | None = None
+    plan: str = ""
+    response: str = ""
+
+
+class FailureAttempt(BaseModel):
+    """One occurrence of the same failure. ``plan``, ``response``: the answer; null: there is none yet."""
+
+    occurred_at: Time
+    detected_at: Time
+    severity: Severity
+    node: str | None
+    worker: str | None
+    rank: int | None
+    generation: int | None
+    step: int | None
+    plan: str | None
+    response: str | None
 
 
 class Note(Model):

@@ -102,13 +102,19 @@ def _plan_claims(
     by_id = {plan.id: plan for plan in plans}
     charged: set[tuple[str, str]] = set()
     for incident in incidents:
-        times = IncidentTimes(incident.id, incident.occurred_at, incident.detected_at)
+        first = IncidentTimes(incident.id, incident.occurred_at, incident.detected_at)
+        # A further attempt is a fault of its own: from it on its plan claims time, and not from the first fault on.
+        again = {
+            one.event: IncidentTimes(incident.id, one.occurred_at, one.detected_at) for one in incident.attempts[1:]
+        }
         answered: set[str] = set()
         for plan in sorted((by_id[name] for name in incident.plans if name in by_id), key=lambda p: p.position):
             for task, impact in plan.impacts.items():
                 if plan.incident != incident.id and task not in answered:
                     continue  # another incident's plan counts only for tasks that this incident's plans changed
-                for claim in failure_claims(impact, times, first=task not in answered, as_of=as_of):
+                times = again.get(plan.cause, first)
+                is_first = task not in answered or times is not first
+                for claim in failure_claims(impact, times, first=is_first, as_of=as_of):
                     yield impact.weight, claim, False
                 answered.add(task)
                 if (plan.id, task) not in charged:

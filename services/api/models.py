@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.api.cost_models import Counterfactual, IncidentCost
+from services.api.incident_parts import FailureAttempt as FailureAttempt
 from services.api.node_models import NodeDevice, NodeWorker
 from services.api.times import Time
 from services.api.views import Milestone, NodeState, PlanState, Result
@@ -214,6 +215,7 @@ class IncidentFacts(BaseModel):
     observations: list[Observation]
     omitted: int
     root_cause: Observation | None
+    attempts: list[FailureAttempt]
     notes: list[Note]
     acknowledged: Acknowledgement | None
 
@@ -236,7 +238,8 @@ class Incident(IncidentAmounts, IncidentFacts):
 
     ``task``: of a fault of one task; null for a node's. ``tasks``: all that the fault hit or its plans changed.
     ``counterfactuals``: models of other answers. ``observations``: what ranks and methods saw of it, if more than one
-    did; ``omitted``: how many more there were; ``root_cause``: the one that the others follow from. ``notes``: what
+    did; ``omitted``: how many more there were; ``root_cause``: the one that the others follow from. ``attempts``: how
+    often the same failure came in a row, the first included. ``notes``: what
     users have written about it; ``acknowledged``: who takes care of it.
     """
 

@@ -11,6 +11,7 @@ from services.api.models import (
     Anomaly,
     Attempt,
     CheckpointFailure,
+    FailureAttempt,
     IncidentFacts,
     Node,
     PlanSummary,
@@ -119,9 +120,22 @@ def attempt(view: AttemptView, now: Task | None) -> Attempt:
 def incident_facts(view: IncidentView) -> IncidentFacts:
     """Return an incident without its cost."""
     fields = view.model_dump(
-        exclude={"position", "response", "state_source", "shortfalls", "past_shortfalls", "other_answers"}
+        exclude={"position", "response", "state_source", "shortfalls", "past_shortfalls", "other_answers", "attempts"}
     )
-    return IncidentFacts(**fields, response=view.response or None, state_source=view.state_source or None)
+    attempts = [
+        FailureAttempt(
+            **one.model_dump(exclude={"event", "plan", "response"}),
+            plan=one.plan or None,
+            response=one.response or None,
+        )
+        for one in view.attempts
+    ]
+    return IncidentFacts(
+        **fields,
+        response=view.response or None,
+        state_source=view.state_source or None,
+        attempts=attempts,
+    )
 
 
 def slow_worker(view: SlowdownView) -> SlowWorker:

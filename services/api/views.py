@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import Field
 
 from services.api.incident_parts import Acknowledgement as Acknowledgement
+from services.api.incident_parts import Attempt, Usual
 from services.api.incident_parts import Note as Note
-from services.api.incident_parts import Usual
 from services.api.observed_views import OpenAnomaly, SlowdownView, SlowWorker
 from services.api.other_answers import OtherAnswers
 from services.api.task_parts import AttemptView, Weighting, weighted_steps
@@ -140,7 +140,7 @@ class IncidentView(Value):
     ``shortfalls``: keys of the spans in which tasks have fewer workers because of it (``SpanView``);
     ``past_shortfalls``: of those that have ended. ``failed_tasks``: tasks that failed because of it, and why.
     ``observations``, ``omitted``, ``root_cause``: of ``incident.observed``. ``closed_at``: when nothing was left to do;
-    ``restored_at``: the same, where every task that it hit trains again.
+    ``restored_at``: the same, where every task that it hit trains again. ``attempts``: occurrences of the same failure.
     """
 
     id: str
@@ -172,6 +172,7 @@ class IncidentView(Value):
     observations: list[Observation] = Field(default_factory=list)
     omitted: int = 0
     root_cause: Observation | None = None
+    attempts: list[Attempt] = Field(default_factory=list)
     notes: list[Note] = Field(default_factory=list)
     acknowledged: Acknowledgement | None = None
 

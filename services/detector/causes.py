@@ -208,6 +208,7 @@ def _failed(
         reason=f"{found.cause} happened {where}; cause_task_limit is {limits.cause_task_limit}"
         f"{f': {error}' if error else ''}",
         traceback=traceback,
+        incident=event.incident if event.repeats is not None else "",
     )
 
 

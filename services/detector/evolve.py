@@ -219,7 +219,7 @@ def _leave(task: MonitoredTask, *, ended: bool) -> None:
 
 def _error(state: DetectorState, event: ErrorDetected) -> None:
     evidence = Evidence.read(event.evidence)
-    known = state.unanswered[event.event_id] = KnownError.of(event, evidence.failure)
+    known = state.unanswered[event.event_id] = KnownError.of(event, evidence)
     _note_breaks(state, event, evidence)
     state.causes.add(event, evidence)
     if event.severity is Severity.SEV1 and event.node is not None:

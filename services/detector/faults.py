@@ -13,7 +13,7 @@ from typing import Any
 
 from services.detector.error_classes import ErrorClass, class_of, class_of_exit
 from services.detector.exits import exit_name
-from services.detector.known_errors import KnownError
+from services.detector.known_errors import KnownError, place_of
 from services.detector.monitored_node import MonitoredNode
 from services.detector.monitored_task import MonitoredTask, Suspicion
 from services.detector.state import DetectorState
@@ -248,7 +248,8 @@ def judge(task: MonitoredTask, fault: Fault, *, window_s: float, now: datetime) 
     The same failure at the same step more than ``max_restarts`` times within ``window_s`` ends the task: the task has
     a bug. A repeat below that number has the severity of the first occurrence. A first failure of a process that the
     outstanding retry or restart has started is the failure of that response: it escalates the incident. So do broken
-    collectives of which no link is the cause, once they have been retried ``max_restarts`` times at any steps.
+    collectives of which no link is the cause, once they have been retried ``max_restarts`` times at any steps. The same
+    exception from the same line again, with no other failure between, is a further attempt of one incident.
     """
     # Ranks that fail alike in one generation are one occurrence; the time for which a hang was waited for is left out.
     window_s += (task.max_restarts + 1) * (fault.stalled_s or 0.0)
@@ -266,10 +267,13 @@ def judge(task: MonitoredTask, fault: Fault, *, window_s: float, now: datetime) 
     ):
         # The same failure at the same step ends the task. One that goes on between two would be retried for ever.
         severity, fault = Severity.SEV2, replace(fault, node=None, worker=None, rank=None)
+    place = place_of(fault.kind, fault.traceback)
+    before = task.failures.in_a_row(place, window_s=window_s, now=now) if original is None else None
+    of_incident = original or before
     return ErrorDetected(
         event_id=event_id,
         occurred_at=min(fault.occurred_at, now),
-        incident=original.incident if original is not None else event_id,
+        incident=of_incident.incident if of_incident is not None else event_id,
         kind=fault.kind,
         severity=severity,
         method=METHOD[fault.kind],
@@ -280,17 +284,19 @@ def judge(task: MonitoredTask, fault: Fault, *, window_s: float, now: datetime) 
         rank=fault.rank,
         generation=fault.generation,
         step=fault.step,
-        evidence={**fault.evidence, **_judged(task, fault).mapping(occurrences=times)},
+        evidence={**fault.evidence, **_judged(task, fault, place).mapping(occurrences=times)},
         escalates=original.event_id if original is not None else None,
+        repeats=before.event_id if before is not None else None,
     )
 
 
-def _judged(task: MonitoredTask, fault: Fault) -> Evidence:
-    """Return what later decisions use of a fault."""
+def _judged(task: MonitoredTask, fault: Fault, place: str) -> Evidence:
+    """Return what later decisions use of a fault. ``place``: where its exception was raised; empty: there is none."""
+    known = Evidence(failure=fault.key, place=place) if place else Evidence(failure=fault.key)
     started = task.change is not None and fault.worker in task.change.prepare
     if started or (fault.kind is ErrorKind.TRANSITION_FAILED and fault.worker is not None):
-        return Evidence(failure=fault.key, starting=True)
-    return Evidence(failure=fault.key)
+        return known.model_copy(update={"starting": True})
+    return known
 
 
 def escalation(task: MonitoredTask, moved: StateMoved, fault: Fault, *, window_s: float, now: datetime) -> Event:

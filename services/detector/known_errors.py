@@ -8,10 +8,12 @@ bounded for each task that has not ended.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from shared.events import ErrorDetected
+from shared.evidence import Evidence
 from shared.severities import SEVERITY, ErrorKind, Severity
 
 MOST_FAILURES = 1000
@@ -19,9 +21,45 @@ MOST_FAILURES = 1000
 new: it is restarted or retried once more before the task is given up."""
 
 
+_TRACEBACK = "Traceback (most recent call last):"
+
+_FRAME = re.compile(r'^ +File "([^"\n]+)", line (\d+)', re.MULTILINE)
+
+_OTHERS_CODE = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<")
+"""Files of libraries. Many errors of a program are raised by the same line of one: the program's own line is what
+tells them apart."""
+
+_DRILL = "InjectedFault"
+"""The exception of an injected fault (``unicron.faults``): two of them have two causes, though one line raises both."""
+
+
+def place_of(kind: ErrorKind, text: str) -> str:
+    """Return the exception that a text ends with and the lines that raised it; empty where it has no traceback.
+
+    Args:
+        kind: of the error.
+        text: a traceback, or the last output of a process that ended.
+    """
+    if kind not in (ErrorKind.EXCEPTION, ErrorKind.PROCESS_EXIT):
+        return ""
+    last = text.rpartition(_TRACEBACK)[2]  # of exceptions that others led to, the one that was raised at the end
+    frames = list(_FRAME.finditer(last))
+    if not frames:
+        return ""
+    behind = last[frames[-1].end() :].splitlines()[1:]
+    name = next((line.partition(":")[0] for line in behind if line and not line[0].isspace()), "")
+    name = name.rpartition(".")[2]
+    own = [frame for frame in frames if not _OTHERS_CODE.search(frame[1])]
+    places = dict.fromkeys(f"{frame[1]}:{frame[2]}" for frame in (*own[-1:], frames[-1]))
+    return "" if name == _DRILL else " ".join((name, *places))
+
+
 @dataclass(frozen=True, slots=True)
 class KnownError:
-    """An error event without its evidence. ``failure``: the key of the failure. The others are the event's fields."""
+    """An error event without its evidence. ``failure``: the key of the failure, ``place``: of an exception.
+
+    The others are the event's fields.
+    """
 
     event_id: str
     incident: str
@@ -34,9 +72,10 @@ class KnownError:
     rank: int | None
     generation: int | None
     failure: str | None
+    place: str = ""
 
     @classmethod
-    def of(cls, event: ErrorDetected, failure: str | None) -> KnownError:
+    def of(cls, event: ErrorDetected, evidence: Evidence) -> KnownError:
         """Return what is kept of an event."""
         return cls(
             event_id=event.event_id,
@@ -49,16 +88,22 @@ class KnownError:
             node=event.node,
             rank=event.rank,
             generation=event.generation,
-            failure=failure,
+            failure=evidence.failure,
+            place=evidence.place,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class KnownFailure:
-    """A failure of a task. ``incident``: the newest. ``at``: generation -> when it was detected there last."""
+    """A failure of a task. ``incident``: the newest. ``at``: generation -> when it was detected there last.
+
+    ``place``: as of ``KnownError``, with the newest error's id, ``event_id``.
+    """
 
     incident: str
     at: dict[int, datetime]
+    place: str = ""
+    event_id: str = ""
 
 
 @dataclass(slots=True)
@@ -85,7 +130,7 @@ class FailureHistory:
             at[generation] = error.detected_at
             for oldest in list(at)[: -(max_restarts + 1)]:
                 del at[oldest]
-            self.failures[error.failure] = KnownFailure(error.incident, at)
+            self.failures[error.failure] = KnownFailure(error.incident, at, error.place, error.event_id)
             if len(self.failures) > MOST_FAILURES:
                 del self.failures[next(iter(self.failures))]
         if SEVERITY[error.kind] is Severity.SEV3:
@@ -101,6 +146,20 @@ class FailureHistory:
     def repeats(self, key: str) -> bool:
         """Return whether the task has failed in this way before."""
         return key in self.failures
+
+    def in_a_row(self, place: str, *, window_s: float, now: datetime) -> KnownFailure | None:
+        """Return the newest failure if its incident is of the same exception; None: another one lies between, or time.
+
+        Args:
+            place: of the exception; empty: it is like no other.
+            window_s: longest time since the newest failure, in seconds.
+            now: the present.
+        """
+        newest = next(reversed(self.failures.values()), None)
+        if not place or newest is None or (now - max(newest.at.values())).total_seconds() > window_s:
+            return None
+        same = any(one.place == place and one.incident == newest.incident for one in self.failures.values())
+        return newest if same else None
 
     def incident(self, key: str) -> str:
         """Return the newest incident of the failure; empty if there is none."""

@@ -106,8 +106,10 @@ class Contradictions:
             yield "the fault was detected before it occurred"
         if event.node is not None and event.worker is not None and node_of(event.worker) != event.node:
             yield f"worker {event.worker} is not on node {event.node}"
-        if event.escalates is None and event.incident in self._open:
+        if event.escalates is None and event.repeats is None and event.incident in self._open:
             yield f"incident {event.incident} was opened before"
+        if event.repeats is not None and self._incidents.get(event.repeats) != event.incident:
+            yield f"it repeats {event.repeats}, which is no error of incident {event.incident} before it"
         if event.escalates is not None and self._incidents.get(event.escalates) != event.incident:
             yield f"it escalates {event.escalates}, which is no error of incident {event.incident} before it"
         self._open.add(event.incident)

@@ -23,7 +23,7 @@ from services.api import webhook
 from services.api.webhook import read_secret
 from shared.bus import Bus
 from shared.errors import InvalidInput
-from shared.events import ErrorDetected, PlanDecided
+from shared.events import ErrorDetected, PlanDecided, TaskFailed, TaskSubmitted
 from shared.http_server import HttpServer, listen
 from shared.log.journal import Journal
 from shared.model import utc_now
@@ -31,7 +31,7 @@ from shared.plans import Response as PlanResponse
 from shared.plans import Trigger
 from shared.settings import Settings
 from shared.severities import ErrorKind, Method, Severity
-from tests.api.kit import Server, serving
+from tests.api.kit import Server, serving, spec
 
 KEY = b"0123456789abcdef0123456789abcdef"
 LIMIT_S = 60.0
@@ -137,6 +137,32 @@ async def heal(api: Server, incident: str) -> None:
         response=PlanResponse.NONE,
         changes=[],
     )
+
+
+async def test_a_failed_task_and_an_incident_that_is_open_again_are_told(
+    hooked: Settings, bus: Bus, journal: Journal, receiver: Receiver
+) -> None:
+    async with serving(hooked, bus, journal) as api:
+        await api.join("n0")
+        await fault(api, "i1")
+        await heal(api, "i1")
+        await receiver.until(lambda: len(receiver.requests) == 2)
+        again = {"kind": ErrorKind.EXCEPTION, "severity": Severity.SEV2, "method": Method.EXCEPTION}
+        await api.append(ErrorDetected, incident="i1", detected_at=utc_now(), repeats="earlier", **again)
+        await receiver.until(lambda: len(receiver.requests) == 3)
+        await api.append(TaskSubmitted, task="gpt", spec=spec())
+        reason = "exception (ValueError) at step 3 happened 2 times"
+        await api.append(TaskFailed, task="gpt", generation=3, step=3, reason=reason, incident="i1")
+        await receiver.until(lambda: len(receiver.requests) == 5)
+    told = [("incident.opened", "i1"), ("incident.closed", "i1"), ("incident.reopened", "i1")]
+    assert receiver.taken() == [*told, ("task.failed", "i1"), ("incident.closed", "i1")]
+    failed, closed = (verified(request)["data"] for request in receiver.requests[-2:])
+    assert (failed["task"], failed["reason"], failed["step"]) == ("gpt", reason, 3)
+    assert failed["link"] == "https://unicron.example/v1/tasks/gpt"
+    assert (closed["restored_at"], closed["failed_tasks"]) == (None, {"gpt": reason})
+    assert closed["closed_at"] is not None
+    # A receiver drops what it has by its id: the second end is another one.
+    assert len({headers["webhook-id"] for headers, _ in receiver.requests}) == 5
 
 
 async def test_an_incident_is_told_when_it_opens_and_when_it_is_over(

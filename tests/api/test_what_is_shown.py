@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from services.api.postmortem.gather import known, post_mortem
 from services.api.postmortem.model import PostMortem
 from services.api.store import Store
 from shared.bus import Bus
-from shared.events import TaskFailed, TaskFinished, TaskStopRequested
+from shared.events import ErrorDetected, PlanDecided, TaskFailed, TaskFinished, TaskStopRequested
 from shared.plans import Response, TaskChange, Trigger
 from shared.service import HEALTH, Health
 from shared.severities import ErrorKind, Method, Severity
@@ -110,8 +110,15 @@ def lose_two_get_one(story: Story) -> Story:
     for name, workers in (("n0", 1), ("n1", 2), ("n2", 1)):
         story.node(name, workers)
     story.at(1).submit("gpt")
-    first: dict[str, Any] = {"task": "gpt", "action": "move", "from_generation": 0, "reason": "submitted"}
-    story.at(2).plan("start", TaskChange(**first, prepare=before, target=stage(1, before, source="initial")))
+    start = TaskChange(
+        task="gpt",
+        reason="submitted",
+        action="move",
+        from_generation=0,
+        prepare=before,
+        target=stage(1, before, source="initial"),
+    )
+    story.at(2).plan("start", start)
     story.at(10).moved("start", "gpt", "restored", 1, step=1, complete=True)
     lost = {"kind": ErrorKind.NODE_LOST, "severity": Severity.SEV1, "method": Method.NODE_HEALTH}
     story.at(100).error("i1", 98.5, node="n1", **lost)
@@ -224,6 +231,55 @@ def test_no_metric_counts_a_failure_as_a_recovery(story: Story, tmp_path: Path) 
     assert story.views().cluster["cluster"].usual == {}
 
 
+def fail_again(story: Story, number: int, at_s: float, incident: str = "i1", **fields: Any) -> None:
+    """Have the process of n1/1 fail as before, and be restarted."""
+    about = {"task": "gpt", "node": "n1", "worker": "n1/1", "rank": 3, "generation": 1 + 2 * number, "step": 90}
+    story.at(at_s + 0.5).error(incident, at_s, event_id=f"e{number}", **about, **fields)
+    plan, cause = f"a{number}", f"e{number}"
+    answer = {"trigger": Trigger.ERROR, "response": Response.RESTART, "incident": incident, "changes": [restart()]}
+    story.at(at_s + 1).add(PlanDecided, plan=plan, cause=cause, **answer)
+    story.at(at_s + 3).moved(plan, "gpt", "resumed", 2, incident=incident, step=91)
+    story.at(at_s + 8).moved(plan, "gpt", "restored", 3, incident=incident, step=95, complete=True)
+
+
+def test_attempts_are_inside_of_one_incident(story: Story, tmp_path: Path) -> None:
+    story.running()
+    fail_again(story, 0, 100.0)
+    fail_again(story, 1, 200.0, repeats="e0")
+    fail_again(story, 2, 300.0, repeats="e1")
+    (incident,) = story.views().incidents.values()
+    assert [one.event for one in incident.attempts] == ["e0", "e1", "e2"]
+    assert incident.plans == ["a0", "a1", "a2"]
+    assert "escalations" not in incident.evidence
+    made = shown(story, tmp_path, story.time(320))
+    assert "The same failure came 3 times in a row" in made.standing[0]
+    assert [moment.what for moment in made.timeline if "once more" in moment.what] == [
+        "the same failure once more, on n1/1 (SEV2)"
+    ] * 2
+    # An attempt costs what an incident of its own has cost in older logs.
+    views = story.views()
+    whole = cost_report(views, story.time(320))
+    apart = Story(tmp_path / "apart.db")
+    apart.running()
+    for number in range(3):
+        fail_again(apart, number, 100.0 * (number + 1), incident=f"i{number}")
+    separate = cost_report(apart.views(), apart.time(320))
+    apart.log.close()
+    assert len(separate.incidents) == 3
+    assert whole.categories == separate.categories
+    for name in ("detection_worker_s", "transition_worker_s", "lost_flop"):
+        assert getattr(whole.incidents[0], name) == pytest.approx(sum(getattr(one, name) for one in separate.incidents))
+
+
+def test_an_attempt_opens_its_incident_again(story: Story) -> None:
+    story.running()
+    fail_again(story, 0, 100.0)
+    assert story.views().incidents["i1"].restored_at == story.time(108)
+    story.at(200.5).error("i1", 200, event_id="e1", repeats="e0", task="gpt", node="n1", worker="n1/1")
+    incident = story.views().incidents["i1"]
+    assert (incident.restored_at, incident.closed_at) == (None, None)
+
+
 async def test_status_says_of_every_part_whether_it_works_and_how_far_behind_it_is(api: Server, bus: Bus) -> None:
     await api.join("n0", "n1")
     answers = {"detector": Health(ready=True, handled=0), "planner": Health(detail="waiting for the log", handled=2)}
@@ -244,3 +300,20 @@ async def test_status_says_of_every_part_whether_it_works_and_how_far_behind_it_
     assert parts["api"]["lag"] == 0
     assert not found.json()["ready"]
     assert (await api.http.get("/readyz")).status_code == 503
+
+
+async def test_metrics_name_what_alerts_tell_of(api: Server) -> None:
+    await api.join("n0", "n1")
+    lost = {"kind": ErrorKind.NODE_LOST, "severity": Severity.SEV1, "method": Method.NODE_HEALTH}
+    await api.append(ErrorDetected, incident="i1", node="n1", detected_at=datetime.now(UTC), **lost)
+    assert (await api.http.post("/v1/tasks", json=api.spec("broken"))).status_code == 201
+    failed = await api.append(TaskFailed, task="broken", generation=0, step=7, reason="no such file")
+    await api.projected(failed.position)
+    text = (await api.http.get("/metrics")).text
+    assert 'unicron_node_away{node="n1",state="lost"} 1.0' in text
+    assert 'node="n0"' not in text
+    assert 'unicron_task_failed{task="broken"} 1.0' in text
+    assert "unicron_incidents_stuck 0.0" in text
+    deleted = await api.http.delete("/v1/tasks/broken")
+    assert deleted.status_code == 200
+    assert "unicron_task_failed{" not in (await api.http.get("/metrics")).text

@@ -7,6 +7,8 @@ import { anchor, idButton, reference } from "./links.js";
 import { maySubmit } from "./rights.js";
 import { duration, moreText, money, secondsBetween } from "./text.js";
 
+const MOST_PLANS = 3; // of an incident, the newest: its page has all
+
 const CELLS = [
   ["state"], ["when (UTC)"], ["what", "text"], ["where", "text"], ["tasks", "text"], ["answer"],
   ["after the fault", "line"], ["cost", "n"], ["post-mortem", "line"], ["action", "actions"],
@@ -47,11 +49,16 @@ function fillIncident(row, incident, currency) {
   const place = incident.worker ?? incident.node ?? "–";
   state.textContent = stateOf(incident);
   when.replaceChildren(timeElement(incident.occurred_at));
-  setText(what.firstChild, `${incident.severity}: ${incident.kind}`);
+  const times = incident.attempts.length;
+  setText(what.firstChild, `${incident.severity}: ${incident.kind}${times > 1 ? `, ${times} times in a row` : ""}`);
   setText(what.lastChild, incident.notes.length ? lastNote(incident.notes) : "");
   where.textContent = incident.rank === null ? place : `${place} (rank ${incident.rank})`;
   tasks.textContent = incident.tasks.join(", ") || "–";
-  answer.replaceChildren(incident.response ?? "none yet", ...incident.plans.map((plan) => element("div", {}, "plan ", reference("plan", plan))));
+  const plans = incident.plans.slice(-MOST_PLANS);
+  const earlier = incident.plans.length - plans.length;
+  answer.replaceChildren(incident.response ?? "none yet",
+    ...(earlier ? [element("div", {}, `${earlier} earlier`)] : []),
+    ...plans.map((plan) => element("div", {}, "plan ", reference("plan", plan))));
   times.replaceChildren(...timesOf(incident).map((text) => element("div", {}, text)));
   cost.textContent = money(incident.cost.failure_money, currency);
   row.className = isOpen(incident) ? "open" : "";

@@ -88,17 +88,20 @@ def standing(incident: Incident, short: Sequence[Shortfall], now: datetime) -> l
         now: the present.
     """
     found = [f"{task} failed: {reason}." for task, reason in incident.failed_tasks.items()]
+    if len(incident.attempts) > 1:
+        newest = clock(incident.attempts[-1].occurred_at)
+        found.append(f"The same failure came {len(incident.attempts)} times in a row, at last at {newest} UTC.")
     if incident.closed_at is None:
         open_for = _open_for(incident, now)
         found.append(f"Not over: not all tasks train on the workers that their plan gives them; {open_for}.")
         return found
     since = f"since {clock(incident.closed_at)} UTC"
-    if found and set(incident.tasks) <= incident.failed_tasks.keys():
+    if incident.failed_tasks and set(incident.tasks) <= incident.failed_tasks.keys():
         return [*found, f"Its workers are free {since}; no other task was hit."]
-    if not found and incident.restored_at is None:
+    if not incident.failed_tasks and incident.restored_at is None:
         found.append(f"Nothing is being done about it any more {since}, and not all tasks that it hit train again.")
         return found + [_lacked(one) for one in short]
-    others = "all other tasks" if found else "all tasks"
+    others = "all other tasks" if incident.failed_tasks else "all tasks"
     found.append(f"Over: {others} train on the workers that the plan gives them, {since}.")
     return found + [_lacked(one) for one in short]
 

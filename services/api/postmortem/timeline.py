@@ -73,11 +73,13 @@ def _moments(began: datetime, record: Recorded) -> Iterator[Moment]:
     match event:
         case ErrorDetected():
             where = event.worker or event.node or event.task or "the cluster"
-            first = event.escalates is None
+            first = event.escalates is None and event.repeats is None
             if first:
                 yield _moment(began, event.occurred_at, f"the fault: {event.kind.value} of {where}", record)
             how = f"detected by {event.method.value}, {event.severity.value}"
             text = how if first else f"the answer has failed; now {event.severity.value} ({event.method.value})"
+            if event.repeats is not None:
+                text = f"the same failure once more, on {where} ({event.severity.value})"
             yield _moment(began, event.detected_at, text, record)
         case IncidentObserved():
             cause = event.root_cause

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from services.api.counterfactuals import other_answers_to
-from services.api.incident_parts import with_duration
+from services.api.incident_parts import Attempt, with_duration
 from services.api.other_answers import OtherAnswers
 from services.api.views import Impact, IncidentView, Views
 from shared.events import ErrorDetected, IncidentObserved, PlanDecided, Recorded
@@ -22,7 +22,10 @@ _GOES_ON: dict[str, Any] = {"restored_at": None, "closed_at": None}
 
 
 def detected(views: Views, recorded: Recorded, event: ErrorDetected) -> None:
-    """Add an incident; an escalation of a known one raises its severity and adds to its evidence."""
+    """Add an incident; an escalation of a known one raises its severity and adds to its evidence.
+
+    The same failure once more is a further attempt of it.
+    """
     known = views.incidents.get(event.incident)
     if known is None:
         views.incidents[event.incident] = IncidentView(
@@ -40,7 +43,13 @@ def detected(views: Views, recorded: Recorded, event: ErrorDetected) -> None:
             detected_at=event.detected_at,
             evidence=event.evidence,
             tasks=[event.task] if event.task else sorted(Evidence.read(event.evidence).tasks),
+            attempts=[_attempt(event)],
         )
+        return
+    if event.repeats is not None:
+        severity = min(known.severity, event.severity)
+        changes = {"severity": severity, "attempts": [*known.attempts, _attempt(event)], **_GOES_ON}
+        views.incidents[event.incident] = known.model_copy(update=changes)
         return
     escalation = {
         "severity": event.severity.value,
@@ -53,6 +62,20 @@ def detected(views: Views, recorded: Recorded, event: ErrorDetected) -> None:
     views.incidents[event.incident] = known.model_copy(
         # The names of severities sort from the worst. An escalation may be milder than the first error.
         update={"severity": min(known.severity, event.severity), "evidence": evidence, **_GOES_ON}
+    )
+
+
+def _attempt(event: ErrorDetected) -> Attempt:
+    return Attempt(
+        event=event.event_id,
+        occurred_at=event.occurred_at,
+        detected_at=event.detected_at,
+        severity=event.severity,
+        node=event.node,
+        worker=event.worker,
+        rank=event.rank,
+        generation=event.generation,
+        step=event.step,
     )
 
 
@@ -74,6 +97,10 @@ def planned(views: Views, incident: str, event: PlanDecided, at: datetime) -> No
     changes["planned_at"] = view.planned_at or at
     if event.incident == incident:
         changes["response"] = event.response.value
+        answered = {"plan": event.plan, "response": event.response.value}
+        changes["attempts"] = [
+            one.model_copy(update=answered) if one.event == event.cause else one for one in view.attempts
+        ]
     if not view.failed_tasks:
         changes["other_answers"] = other_answers_to(view, [views.plans[name] for name in changes["plans"]])
     views.incidents[incident] = view.model_copy(update=changes)

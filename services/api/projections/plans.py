@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -39,8 +40,8 @@ def decided(views: Views, recorded: Recorded, event: PlanDecided) -> None:
         outstanding=sorted(impacts),
         impacts=impacts,
         queued=event.queued,
-        since=_since(views, answered, impacts, at),
-        detected_at=max((views.incidents[i].detected_at for i in answered if i in views.incidents), default=None),
+        since=_since(views, answered, impacts, at, event.cause),
+        detected_at=max((when for i in answered for when in _detected(views, i, event.cause)), default=None),
         solved=event.solution is not None,
         gain_flop_per_s=_gain_flop_per_s(event),
         slowdowns=slowdowns,
@@ -49,11 +50,23 @@ def decided(views: Views, recorded: Recorded, event: PlanDecided) -> None:
         incidents.planned(views, incident, event, at)
 
 
-def _since(views: Views, answered: list[str], impacts: dict[str, Impact], at: datetime) -> datetime:
-    """Return from when on the plan claims time: from the fault on of a task that no earlier plan answered it for."""
+def _detected(views: Views, incident: str, cause: str) -> Iterator[datetime]:
+    """Yield when an incident was detected, and when the attempt was that is the cause of a plan."""
+    view = views.incidents.get(incident)
+    if view is not None:
+        yield view.detected_at
+        yield from (one.detected_at for one in view.attempts if one.event == cause)
+
+
+def _since(views: Views, answered: list[str], impacts: dict[str, Impact], at: datetime, cause: str) -> datetime:
+    """Return from when on the plan claims time: from the fault on of a task that no earlier plan answered it for.
+
+    A further attempt is a fault of its own, which no earlier plan has answered. ``cause``: of the plan.
+    """
     since = at
     for view in (views.incidents.get(incident) for incident in answered):
         if view is not None:
+            since = min([since, *(one.occurred_at for one in view.attempts[1:] if one.event == cause)])
             before = {task for plan in view.plans for task in views.plans[plan].impacts}
             if any(impact.faulted and task not in before for task, impact in impacts.items()):
                 since = min(since, view.occurred_at)
