@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import get_args
 
 from prometheus_client.metrics_core import Metric
@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 from services.api import present
 from services.api.accounts import Accounts
 from services.api.costs import categories
+from services.api.incident_parts import median_s, stuck_s
 from services.api.ledger import CATEGORIES
 from services.api.live import LiveState
 from services.api.models import Task
@@ -29,13 +30,29 @@ PRESENT = tuple(sorted(state.value for state in TaskState if state not in ENDED)
 """States of tasks that have not ended. The series of a task leave with its end."""
 
 
+FAILED_FOR = timedelta(days=1)
+"""For how long a failed task has a series, unless it is resumed or deleted before: somebody looks within a day."""
+
+MOST_FAILED = 100
+"""Failed tasks that have one, the newest: where there are more, it is one cause."""
+
+AWAY = (NodeState.LOST.value, NodeState.ISOLATED.value, present.UNREACHABLE)
+"""States of nodes that have a series by name: those that somebody has to look at."""
+
+
 @dataclass(frozen=True)
 class Facts:
-    """What the projections have at one position. ``worker_s``: allocated worker-seconds by kind of time."""
+    """What the projections have at one position. ``worker_s``: allocated worker-seconds by kind of time.
+
+    ``failed``: tasks that failed of late, and nobody has resumed or deleted. ``stuck``: number of open incidents that
+    take longer than their kind usually does.
+    """
 
     tasks: Sequence[TaskView]
+    failed: Sequence[str]
     nodes: Sequence[NodeView]
     open_incidents: Sequence[IncidentView]
+    stuck: int
     cluster: ClusterView
     healthy_flop_per_s: float
     worker_s: dict[str, float]
@@ -45,22 +62,40 @@ def read_facts(views: ViewReader, cluster: ClusterView, now: datetime) -> Facts:
     """Read what the metrics are made of. The time it takes does not grow with the history."""
     healthy = views.get(SPANS, cluster.healthy) if cluster.healthy else None
     whole = Accounts(views, now).account(limit=1).sums[ALL].get("", no_amounts())
+    incidents = views.page(INCIDENTS, states=["open"])
     return Facts(
         tasks=views.page(TASKS, states=PRESENT),
+        failed=_failed(views, now),
         nodes=views.known(NODES, lambda: views.page(NODES)),
-        open_incidents=views.page(INCIDENTS, states=["open"]),
+        open_incidents=incidents,
+        stuck=sum(_is_stuck(cluster, view, now) for view in incidents),
         cluster=cluster,
         healthy_flop_per_s=sum(healthy.waf.values()) if healthy is not None else 0.0,
         worker_s=categories(whole),
     )
 
 
+def _failed(views: ViewReader, now: datetime) -> list[str]:
+    """Return the tasks that failed of late, by name."""
+    rows = views.rows(TASKS, "document", states=[TaskState.FAILED.value], newest=True, limit=MOST_FAILED)
+    tasks = (TaskView.model_validate_json(row.document) for row in rows)
+    return sorted(task.name for task in tasks if task.ended_at is not None and now - task.ended_at <= FAILED_FOR)
+
+
+def _is_stuck(cluster: ClusterView, view: IncidentView, now: datetime) -> bool:
+    return stuck_s(median_s(cluster.usual, view.kind), (now - view.occurred_at).total_seconds()) is not None
+
+
 def cluster_metrics(facts: Facts, live: LiveState) -> Iterator[Metric]:
     """Yield the metrics of the cluster, its tasks and its costs."""
     tasks = [present.task(view, live) for view in facts.tasks]
     yield from _incidents(facts.open_incidents)
+    text = "Open incidents that take longer than those of their kind usually do."
+    yield gauge("unicron_incidents_stuck", text, facts.stuck)
     yield from _nodes(facts.nodes, live, tasks)
     yield from _tasks(tasks)
+    text = "1 of a task that has failed within the last day, until it is resumed or deleted."
+    yield gauge("unicron_task_failed", text, {(name,): 1.0 for name in facts.failed}, "task")
     waf = sum(task.waf_flop_per_s for task in tasks)
     yield gauge("unicron_waf_flop_per_second", "Weighted model FLOP/s that all tasks achieve.", waf)
     text = "The same of the best plan for these tasks on all allocated workers."
@@ -80,6 +115,10 @@ def _incidents(found: Iterable[IncidentView]) -> Iterator[Metric]:
 
 def _nodes(nodes: Sequence[NodeView], live: LiveState, tasks: Sequence[Task]) -> Iterator[Metric]:
     counts: Counter[str] = Counter(present.node_state(view, live) for view in nodes)
+    away: Samples = {
+        (view.name, state): 1.0 for view in nodes if (state := str(present.node_state(view, live))) in AWAY
+    }
+    yield gauge("unicron_node_away", "1 of a node that is lost, isolated or unreachable.", away, "node", "state")
     states = [*(state.value for state in NodeState), present.UNREACHABLE]
     yield gauge("unicron_nodes", "Nodes.", {(state,): float(counts[state]) for state in states}, "state")
     allocated = sum(len(view.workers) for view in nodes if view.allocated_since is not None)
