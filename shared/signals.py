@@ -34,7 +34,7 @@ RECONNECT_GRACE_S = 2.0
 client that has to resolve a name or open a TCP connection on a busy machine takes longer."""
 
 
-PHASES = ("begun", "compute", "reduce", "update", "ended", "checkpoint", "setup", "waiting", "aside")
+PHASES = ("begun", "compute", "reduce", "update", "ended", "checkpoint", "setup", "waiting", "aside", "tail")
 """Phases of a rank that this version knows: those of ``unicron.protocol.PHASES``."""
 
 
@@ -96,7 +96,8 @@ class ProcessExited(RankSignal):
 
     ``last_output``: the end of the process's output, for the reader of the incident. ``oom_killed``: whether the kernel
     had just ended a process of the node because memory was used up. ``stack``: the stacks of its threads at the signal
-    that native code ended it with (SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL).
+    that native code ended it with (SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL). ``trained``: whether the last step was
+    done, and its script was to end.
     """
 
     kind: Literal["process-exited"] = "process-exited"
@@ -105,6 +106,7 @@ class ProcessExited(RankSignal):
     last_output: str = ""
     oom_killed: bool = False
     stack: str = ""
+    trained: bool = False
 
 
 class RankRaised(RankSignal):
@@ -114,7 +116,7 @@ class RankRaised(RankSignal):
     specified; ``unicron.protocol.REFUSED``), or differs (it is not what the other members are;
     ``unicron.protocol.DIFFERS``). A cause that this version does not know is read as ``exception``. ``parameter``,
     ``micro_batch``: of the cause non_finite, ``difference``: of differs, as ``unicron.protocol.Raised`` has them.
-    ``resource``, ``limit``: what the process lacks, as there.
+    ``resource``, ``limit``: what the process lacks, as there. ``trained``: as of ``ProcessExited``.
     """
 
     kind: Literal["rank-raised"] = "rank-raised"
@@ -130,6 +132,7 @@ class RankRaised(RankSignal):
     difference: str = ""
     resource: str = ""
     limit: str = ""
+    trained: bool = False
 
 
 class RankIdentified(RankSignal):
@@ -164,7 +167,7 @@ class RankStopped(RankSignal):
 
 
 class RankFinished(RankSignal):
-    """The task finished its last step (sent for rank 0)."""
+    """The task finished its last step, and its script has ended (sent for rank 0)."""
 
     kind: Literal["rank-finished"] = "rank-finished"
     samples_sha256: str

@@ -44,6 +44,11 @@ DEFAULT_MAX_RESTARTS = 3
 step, and a failure of the code costs few recoveries before it ends the task."""
 
 
+DEFAULT_FINISH_TIMEOUT_S = 600.0
+"""``finish_timeout_s`` where the specification has none. Chosen: an evaluation, or the conversion of a result, takes
+minutes, and workers that a script keeps by mistake are worth little more."""
+
+
 class TaskState(StrEnum):
     """Where a task is in its life."""
 
@@ -199,6 +204,10 @@ class TaskSpec(Model):
     """Whether gradients are added up in float64, which in practice gives the failure-free run's parameters to the last
     bit too; ``exact`` includes it. The default is Megatron's own precision, which costs nothing."""
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = DEFAULT_MAX_RESTARTS
+    finish_timeout_s: Annotated[float, Field(gt=0, le=604_800)] = Field(
+        default=DEFAULT_FINISH_TIMEOUT_S, exclude_if=lambda limit_s: limit_s == DEFAULT_FINISH_TIMEOUT_S
+    )
+    """How long a script may go on behind its last step; then the task fails, and its result stays."""
     script: str | None = None
     """A Python file to run in place of the built-in GPT trainer; it uses ``unicron`` itself."""
 

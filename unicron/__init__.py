@@ -183,6 +183,7 @@ def attach(
         initialise=initialise,
         precision=precision,
         state=state,
+        runs_script=True,
         **chosen,
     )
     return Run(training)

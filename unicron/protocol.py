@@ -22,7 +22,8 @@ Standard library only: the node agent imports this module too, and of ``unicron`
     Stopped       stopped at a boundary
     StopRefused   the state cannot be saved: trains on
     Groups        answer to AskGroups          AskGroups  report what the collectives wait for
-    Finished      the last step is done        Received   the agent has noted a message
+    Finished      the last step is done, or    Received   the agent has noted a message
+                  the script behind it
 
 The agent answers each message but ``Hello`` and ``Progress`` with ``Received`` once it would survive the agent's end. A
 process keeps what has not been answered, and sends it again to the agent's successor, before anything else. So each of
@@ -42,6 +43,7 @@ from unicron.message_fields import encode as encode
 from unicron.report_messages import AskGroups as AskGroups
 from unicron.report_messages import Checkpointed as Checkpointed
 from unicron.report_messages import CheckpointFailed as CheckpointFailed
+from unicron.report_messages import Finished as Finished
 from unicron.report_messages import Groups as Groups
 from unicron.report_messages import Identified as Identified
 
@@ -109,9 +111,10 @@ class Progress(Message):
     """Whether ranks in other failure domains have each part of the state too, for phase ``ended``."""
 
 
-PHASES = ("begun", "compute", "reduce", "update", "ended", "checkpoint", "setup", "waiting", "aside")
+PHASES = ("begun", "compute", "reduce", "update", "ended", "checkpoint", "setup", "waiting", "aside", "tail")
 """Phases of a rank. In ``reduce`` the rank waits for its peers, in ``waiting`` for ``Configure``; in ``aside`` a script
-does something else between two steps. ``setup``, ``checkpoint`` and ``aside`` may be slow; their limits are longer."""
+does something else between two steps, in ``tail`` behind the last one. ``setup``, ``checkpoint`` and ``aside`` may be
+slow; their limits are longer. ``tail`` has the limit of the task's specification (``finish_timeout_s``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,19 +212,6 @@ class StopRefused(Message):
     step: int
     reason: str
     """Why, on a rank that knows it; otherwise that a peer knows it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished(Message):
-    """The last step is done; the process then exits with 0. Only rank 0 sends digest and path."""
-
-    name: ClassVar[str] = "finished"
-    generation: int
-    rank: int
-    step: int
-    samples_sha256: str = ""
-    parameters_path: str = ""
-    loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

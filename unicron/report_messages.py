@@ -71,3 +71,21 @@ class CheckpointFailed(Message):
     rank: int
     step: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished(Message):
+    """The last step is done, and the result is written. Only rank 0 sends digest and path.
+
+    A rank that runs a user's script sends the message twice: behind the last step, and at the end of the script.
+    """
+
+    name: ClassVar[str] = "finished"
+    generation: int
+    rank: int
+    step: int
+    samples_sha256: str = ""
+    parameters_path: str = ""
+    loss: float | None = None
+    ended: bool = True
+    """Whether the process exits with 0 now: its script has ended, and on rank 0 the scripts of all ranks."""

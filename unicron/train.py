@@ -137,28 +137,42 @@ def child() -> int:
     """Train the task that the environment names, in a process that the fork server has forked; return the exit code.
 
     An error outside of a step is reported to the agent like an error inside one; its generation is 0 until this process
-    has joined one.
+    has joined one. The end of a script that has done its last step is the end of the task.
     """
     from unicron.link import agent_link, reporting
     from unicron.link.standalone import standalone_generation
 
     megatron_cpu.enable()
-    path = Path(os.environ[environment.SPEC])
+    path, code = Path(os.environ[environment.SPEC]), 0
     try:
         script = spec.load(path).script
         if script:
             run_script(script)
         else:
             train(path)
+    except SystemExit as end:
+        code = _exit_code(end)
     except Exception as error:
         link = agent_link.current() or agent_link.from_environment(standalone_generation(""))
         reporting.report(link, error, step=0, starting=link.generation == 0)
+        if link.at_end is not None and reporting.is_communication(error):
+            link.next_generation(0)  # a peer is lost: the answer to that ends this process, which is not to blame
         link.exit(1)
     attached = agent_link.current()
     if attached is not None:
+        if attached.at_end is not None and code == 0:
+            attached.at_end()
         # Without destructors: a group's destructor may wait for peers that end too.
-        attached.exit(0)
-    return 0
+        attached.exit(code)
+    return code
+
+
+def _exit_code(end: SystemExit) -> int:
+    """Return the exit code of a script that has ended itself; a text that it gives goes to its output, as in Python."""
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    print(end.code, file=sys.stderr, flush=True)
+    return 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

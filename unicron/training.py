@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from unicron import end_of_step
 from unicron.applied_step import AppliedStep
-from unicron.checkpoint import target
-from unicron.checkpoint.writer import Outcomes, Writer
+from unicron.checkpoint import outcomes, target
+from unicron.checkpoint.writer import Writer
 from unicron.end_of_step import EndOfStep
 from unicron.errors import DamagedCheckpoint, Interrupted, InvalidSpec
 from unicron.faults import FaultInjector
@@ -24,7 +24,7 @@ from unicron.gradients.precision import Precision
 from unicron.join import own_identity, user_state
 from unicron.join.joining import Build, Joiner, JoinResult, own_share
 from unicron.join.member_checks import MemberChecks
-from unicron.link import reporting, torchrun
+from unicron.link import reporting, script_end, torchrun
 from unicron.link.agent_link import DRAIN, NOTHING, STOP, STOP_UNSAVED, AgentLink
 from unicron.protocol import Configure, Stopped
 from unicron.result import write_result
@@ -57,6 +57,7 @@ class Training:
         precision: Precision = Precision.FLOAT32,
         state: Mapping[str, Any] | None = None,
         interleave: int = 1,
+        runs_script: bool = False,
     ) -> None:
         """Prepare the training.
 
@@ -74,7 +75,9 @@ class Training:
             precision: of the sums of gradients.
             state: the user's state, as ``unicron.attach`` takes it.
             interleave: model chunks of each rank, where there are several pipeline stages.
+            runs_script: whether a user's script may go on behind the last step, with an agent.
         """
+        self._runs_script = runs_script and link.supervised
         self.link = link
         self.user = UserState(state)
         self.total_steps = steps
@@ -122,7 +125,7 @@ class Training:
     def steps(self) -> Iterator[Step]:
         """Yield the steps to do, through all generations, until the last one is applied everywhere."""
         drained = False
-        while True:
+        while self.link.at_end is None:  # else a script asks again behind the last step
             self._leave_generation()
             configure = self.link.next_generation(self._applied(), drained=drained)
             drained = False
@@ -207,7 +210,8 @@ class Training:
 
     def heartbeat(self) -> None:
         """Report that this rank is at work on something else than a step; see ``Run.heartbeat``."""
-        self.link.progress(self._applied(), "aside")
+        if self.link.at_end is None:  # behind the last step, the time since then is what counts
+            self.link.progress(self._applied(), "aside")
 
     # Between steps.
 
@@ -299,12 +303,6 @@ class Training:
         self._writer.begin(self.rank_state, self._checkpoint_location(), self.user.record)
         self.faults.reached_checkpoint(self.rank_state.applied)
 
-    def _outcomes(self) -> Outcomes:
-        """Return what reports the outcome of a checkpoint of this generation to the agent."""
-        about = self.link, self.configure
-        reported = partial(reporting.report_checkpoint, *about)
-        return Outcomes(reported, partial(reporting.report_failed_checkpoint, *about))
-
     def statuses(self) -> tuple[int, ...]:
         """Return what this rank reports at the end of a step: the statuses of its checkpoint and of its snapshot.
 
@@ -317,10 +315,10 @@ class Training:
         if self._checks_user:
             self.user.check_unchanged()
         checkpoint, snapshot, due, wish = statuses
-        self._writer.agreed(checkpoint, self._outcomes())
+        self._writer.agreed(checkpoint, outcomes.reported_to(self.link, self.configure))
         self.snapshots.wait_copied()
         if reason := self.snapshots.agreed(snapshot, wish):
-            self._outcomes().failed(self.rank_state.applied, reason)
+            outcomes.reported_to(self.link, self.configure).failed(self.rank_state.applied, reason)
         self._checkpoint_due = bool(due)
 
     def _checkpoint_and_stop(self) -> None:
@@ -337,11 +335,9 @@ class Training:
 
     def _complete_checkpoint(self) -> str:
         """Wait for the checkpoint in progress, if any; return why it was given up, empty if it was not."""
-        return self._writer.complete(
-            self._outcomes(),
-            self.link.wait,
-            lambda: self.link.progress(self.rank_state.applied, "checkpoint"),
-        )
+        link, applied = self.link, self.rank_state.applied
+        found = outcomes.reported_to(link, self.configure)
+        return self._writer.complete(found, link.wait, lambda: link.progress(applied, "checkpoint"))
 
     def _report_stop(self, path: str) -> NoReturn:
         link = self.link
@@ -349,14 +345,23 @@ class Training:
         self.link.exit(0)
 
     def _finish(self) -> None:
-        """Write the result and report that the task is finished."""
+        """Write the result and report that the task is finished.
+
+        The state is saved, too, where a script goes on behind the last step: whatever fails there is repeated alone.
+        """
         configure, state = self.configure, self.rank_state
         self.link.progress(state.applied, "checkpoint")
         self._gather_parameters()
         self._complete_checkpoint()
+        if self._runs_script:
+            self._begin_checkpoint()
+            self._complete_checkpoint()
         finished = write_result(configure, state, self._loss)
         dist.barrier()
-        self.link.send(finished)
+        if self._runs_script:
+            script_end.begin(self.link, finished, self._joiner.store, configure.world_size)
+        else:
+            self.link.send(finished)
 
     # Failures.
 

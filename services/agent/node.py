@@ -150,7 +150,7 @@ class Node:
         """Enter a generation: reset what belongs to the old generation; the process is in phase ``setup``."""
         process.generation, process.rank = generation, rank
         process.configured, process.resting, process.held_at_s = True, False, None
-        process.resumed = process.raised = None
+        process.resumed = process.raised = process.result = None
         process.steps_timed, process.step_s = 0, None
         process.recent.steps.clear()
         process.micro_batch, process.setup_parts = None, None
@@ -234,6 +234,8 @@ class Node:
             case protocol.StopRefused():
                 process.stop_refused = replace(message, reason=report_text.encodable(message.reason))
                 process.step = message.step
+            case protocol.Finished(ended=False):
+                process.result, process.step = message, message.step
             case protocol.Finished():
                 signals = [self._finished(process, message, now)] if message.rank == 0 else []
                 process.finished, process.step = True, message.step
@@ -255,20 +257,17 @@ class Node:
             about: what else the signal has: ``stack``, ``oom_killed``.
         """
         process.exit_code = exit_code
-        self.ended[EXPECTED if process.ending or process.finished else UNEXPECTED] += 1
+        quit_in_tail = process.result is not None and exit_code == 0  # its script has ended the process by itself
+        expected = process.ending or process.finished or quit_in_tail
+        self.ended[EXPECTED if expected else UNEXPECTED] += 1
         if self.slots.get(process.worker) is process:
             self.slots[process.worker] = None
-        if process.ending or process.finished:
-            return []
-        return [
-            ProcessExited(
-                **self._about(process, now, generation=process.generation, step=process.step),
-                pid=process.pid or 0,
-                exit_code=exit_code,
-                last_output=last_output,
-                **about,
-            )
-        ]
+        if expected:
+            reports = quit_in_tail and not process.ending and not process.finished and process.rank == 0
+            return [self._finished(process, process.result, now)] if reports and process.result is not None else []
+        about |= self._about(process, now, generation=process.generation, step=process.step)
+        about |= {"pid": process.pid or 0, "last_output": last_output, "trained": process.result is not None}
+        return [ProcessExited(exit_code=exit_code, **about)]
 
     def _progress(self, process: Process, message: protocol.Progress, at_s: float, schedule: Scheduled | None) -> None:
         if message.generation != process.generation or not process.configured:
@@ -304,6 +303,7 @@ class Node:
             difference=message.difference,
             resource=message.resource,
             limit=message.limit,
+            trained=process.result is not None,
         )
 
     def _reported(self, process: Process, message: Any, now: datetime) -> Signal:

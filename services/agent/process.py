@@ -49,7 +49,8 @@ class Process:
         configured: the process was sent at least one ``Configure``.
         resting: the process has answered a hold or a drain, and waits for ``Configure``.
         ending: the process was asked to end, so its end is no error.
-        finished: the process has done the task's last step.
+        finished: the process has done the task's last step, and its script has ended.
+        result: what it reported behind the last step, while its script goes on.
         rank: its rank in the present generation.
         step: updates applied.
         phase: the phase of its newest ``Progress``, one of ``protocol.PHASES``.
@@ -88,6 +89,7 @@ class Process:
     resting: bool = False
     ending: bool = False
     finished: bool = False
+    result: protocol.Finished | None = None
     rank: int | None = None
     step: int = 0
     phase: str | None = None

@@ -13,11 +13,10 @@ def storable(message: protocol.Raised) -> protocol.Raised:
     error, parameter = encodable(message.error), encodable(message.parameter)
     detail = encodable(message.detail[:DETAIL_CHARACTERS])
     traceback = encodable(message.traceback[-TRACEBACK_CHARACTERS:])
-    texts = {
-        "limit": encodable(message.limit[:DETAIL_CHARACTERS]),
-        "difference": encodable(message.difference[:DETAIL_CHARACTERS]),
-    }
-    return replace(message, error=error, detail=detail, traceback=traceback, parameter=parameter, **texts)
+    limit = encodable(message.limit[:DETAIL_CHARACTERS])
+    difference = encodable(message.difference[:DETAIL_CHARACTERS])
+    shortened = replace(message, error=error, detail=detail, traceback=traceback, parameter=parameter)
+    return replace(shortened, limit=limit, difference=difference)
 
 
 def encodable(text: str) -> str:

@@ -51,7 +51,7 @@ def task(view: TaskView, live: LiveState) -> Task:
         id=view.submission_id,
         owner=view.owner,
         state=view.state,
-        reason=view.reason,
+        reason=view.reason or _script_goes_on(view),
         step=min(step, view.spec.steps),
         steps=view.spec.steps,
         weight=view.spec.weight,
@@ -83,6 +83,14 @@ def task(view: TaskView, live: LiveState) -> Task:
         traceback=view.traceback or None,
         spec=view.spec,
     )
+
+
+def _script_goes_on(view: TaskView) -> str:
+    """Return what a task does that has saved the state behind its last step; empty: it has not, or has ended."""
+    if view.state is not TaskState.RUNNING or view.checkpoint_step < view.spec.steps:
+        return ""
+    most = f"at most {view.spec.finish_timeout_s:g} s (finish_timeout_s)"
+    return f"all steps are done and saved; its script goes on behind the last one, for {most}"
 
 
 def _checkpoint_failure(view: TaskView) -> CheckpointFailure | None:

@@ -62,8 +62,10 @@ def resumed(known: TaskView | None, spec: TaskSpec) -> tuple[TaskSpec, str, int]
     problems = [*_changed(known.spec, spec)]
     if spec.order_samples not in (None, order):
         problems.append(("order_samples", spec.order_samples, _keeps(f"was {order}")))
-    if spec.steps <= step:
-        problems.append(("steps", spec.steps, f"must be above {step}, the step of its checkpoint"))
+    # Behind its last step there may be code of its script left to run.
+    least = step if spec.script is not None else step + 1
+    if spec.steps < least:
+        problems.append(("steps", spec.steps, f"must be at least {least}: its checkpoint is of step {step}"))
     if problems:
         raise refused(problems)
     drawn_anew = spec.steps * spec.batch.global_

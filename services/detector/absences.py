@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from services.detector import script_ends
 from services.detector.faults import Fault
 from services.detector.monitored_task import MonitoredTask
 from services.detector.state import DetectorState
@@ -32,6 +33,9 @@ def update(state: DetectorState, task: MonitoredTask, now: datetime) -> None:
         task: trains, or has a plan in progress; none of its errors is unanswered.
         now: when the newest heartbeats have arrived, or later.
     """
+    if script_ends.going_on(state, task):
+        task.absent_since = {}  # the others' scripts have ended: what ends a process otherwise is signalled
+        return
     absent = [worker for worker in _expected(task) if _is_absent(state, task, task.members[worker])]
     task.absent_since = {worker: task.absent_since.get(worker, now) for worker in absent}
 

@@ -27,6 +27,7 @@ from services.detector import (
     online_statistics,
     probing,
     returns,
+    script_ends,
     silence,
     standstill,
     status_events,
@@ -251,6 +252,8 @@ class Monitor:
             absences.update(self.state, task, now)
             if (vanished := absences.find(self.state, task, self.started_at)) is not None:
                 incidents.record(task, vanished)
+            elif (overdue := script_ends.overdue(self.state, task, now)) is not None:
+                decision.add(self.state, overdue)
             elif not incidents.broken_sockets(task):
                 incidents.examine(task, hangs.of_training(self.state, task, self.limits.stalls, now))
         for task in list(self.state.moving()):

@@ -132,8 +132,7 @@ def _node_draining(state: DetectorState, event: NodeDraining) -> None:
 
 
 def _node_drained(state: DetectorState, event: NodeDrained) -> None:
-    node = state.nodes.get(event.node)
-    if node is not None:
+    if (node := state.nodes.get(event.node)) is not None:
         node.drained = True
 
 
@@ -159,6 +158,7 @@ def _submitted(state: DetectorState, event: TaskSubmitted) -> None:
         name=event.task,
         max_restarts=event.spec.max_restarts,
         weight=event.spec.weight,
+        finish_timeout_s=event.spec.finish_timeout_s,
         step=event.step,
         generation=old.generation if old is not None else 0,
         highest_generation=old.highest_generation if old is not None else 0,

@@ -70,6 +70,8 @@ def _of_step(
     cold: bool = True,
 ) -> Stall | None:
     """Return the stall, after a part of its limit, of members that train: of all, or of those that are heard."""
+    if any(status.phase == "tail" for status in own.values()):
+        return None  # their scripts have a limit of their own (``script_ends.py``)
     return stalls.find(
         own,
         mean_s=task.mean_step_s(),

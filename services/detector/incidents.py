@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from services.detector import causes, faults, links, observations, standstill, status_events
+from services.detector import causes, faults, links, observations, script_ends, standstill, status_events
 from services.detector.decision import Decision
 from services.detector.faults import Fault
 from services.detector.monitored_task import MonitoredTask, Suspicion
@@ -56,6 +56,9 @@ class Incidents:
         if not task.accepts(exited.worker, exited.generation):
             observations.note(self.state, task, exited)
             return
+        if script_ends.is_failure(exited):
+            self.decision.add(self.state, script_ends.failed(task, exited, self.now))
+            return
         suspicion = task.suspicion
         known = suspicion is not None and suspicion.generation == exited.generation
         suspects = suspicion.signals if suspicion is not None and known else []
@@ -73,6 +76,8 @@ class Incidents:
         elif task.accepts(raised.worker, raised.generation):
             if raised.cause in ("refused", "differs") and not task.has_trained:
                 self.decision.add(self.state, faults.refusal(task, raised, now=self.now))
+            elif script_ends.is_failure(raised):
+                self.decision.add(self.state, script_ends.failed(task, raised, self.now))
             else:
                 self.record(task, faults.of_exception(raised))
         else:

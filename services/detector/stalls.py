@@ -21,7 +21,7 @@ from shared.signals import WorkerStatus
 STOPPED = ("T", "t")
 """The kernel's letters for a process that was stopped, by a signal or by a debugger (proc(5))."""
 
-SLOW_PHASES = frozenset({"setup", "checkpoint", "waiting", "aside"})
+SLOW_PHASES = frozenset({"setup", "checkpoint", "waiting", "aside", "tail"})
 """Phases that may take much longer than a step."""
 
 SETUP_FACTOR = 5.0

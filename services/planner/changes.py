@@ -65,7 +65,7 @@ def _current(task: ObjectKey[Task]) -> tuple[str, ...]:
     """Return what ``current`` returns: a change of a task asks several times for it."""
     found = task.value
     layout, ranks = found.state_layout, found.ranks
-    if layout is None:
+    if layout is None or found.has_trained:
         return ()
     there = [worker for worker in found.live_owners if worker in ranks]
     if disturbed(found):
@@ -100,8 +100,10 @@ def _covers(task: Task, staying: Collection[str]) -> bool:
 
 def _is_copied(task: Task, staying: Set[str]) -> bool:
     """Return whether snapshots in memory have, in all likelihood, what the staying workers lack of the state."""
-    return task.spec.checkpoint.in_memory and any(
-        worker in task.ranks for worker in task.live_owners if worker in staying
+    return (
+        not task.has_trained
+        and task.spec.checkpoint.in_memory
+        and any(worker in task.ranks for worker in task.live_owners if worker in staying)
     )
 
 
@@ -177,7 +179,7 @@ def _move_from_storage(state: State, task: Task, workers: Sequence[str], layout:
     whole replicas comes here only if none of them stays.
     """
     divided = max(task.replica_size, layout.tensor * layout.pipeline) > 1 or task.spec.parallel.distributed_optimizer
-    kept = task.live_owners if divided else ()
+    kept = task.live_owners if divided and not task.has_trained else ()
     source: Source = "checkpoint" if task.checkpoint else "initial"
     failed = _failed(state, task, kept)
     return TaskChange(

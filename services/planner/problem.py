@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from services.planner.admission import admit, called
+from services.planner.changes import disturbed
 from services.planner.closed_nodes import closed_workers, draining_members
 from services.planner.corrections import correction
 from services.planner.pools import pool_sizes, settle
@@ -48,9 +49,14 @@ def build_problem(state: State, at: datetime) -> Problem:
 
 
 def wanting(state: State) -> list[Task]:
-    """Return the tasks among which workers are divided, by name."""
+    """Return the tasks among which workers are divided, by name; not those that only wait for the end of a script."""
     tasks = (state.tasks[name] for name in sorted(state.tasks))
-    return [task for task in tasks if task.life == "active" and not task.leaving]
+    return [task for task in tasks if task.life == "active" and not task.leaving and not _ends(task)]
+
+
+def _ends(task: Task) -> bool:
+    """Return whether a task's script runs to its end behind the last step: to move it would be to begin that anew."""
+    return task.has_trained and bool(task.members) and not disturbed(task)
 
 
 def available_workers(state: State) -> list[str]:
@@ -68,14 +74,18 @@ def staying_workers(state: State, task: Task) -> list[str]:
 def withheld_workers(state: State) -> set[str]:
     """Return the usable workers that no plan may give to a task.
 
-    These are the workers on which a stopping task still has a process, unless they are planned for another task, and
-    those of closed nodes. In a question about slow workers, also those of them that it leaves out.
+    These are the workers on which a stopping task still has a process, unless they are planned for another task, those
+    of scripts that run to their end, and those of closed nodes. In a question about slow workers, also those of them
+    that it leaves out.
     """
     withheld = {w for task in state.tasks.values() if task.life == "stopping" for w in task.occupied}
     if withheld:
         withheld -= {w for task in state.tasks.values() for w in task.members}
     if state.arrangement is not None:
         withheld |= {worker for worker, task in state.arrangement.used.items() if not task}
+    for task in state.tasks.values():
+        if task.life == "active" and _ends(task):
+            withheld |= set(task.occupied)
     return withheld | closed_workers(state)
 
 

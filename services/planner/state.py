@@ -208,6 +208,14 @@ class Task(Value):
         return without(self.owners, self.lost) if self.lost else self.owners
 
     @property
+    def has_trained(self) -> bool:
+        """Whether the state behind the last step is saved, so that only the end of its script is left to run.
+
+        Its processes have left the training loop: none of them can be held, and each can start anew from that state.
+        """
+        return self.checkpoint_step >= self.spec.steps
+
+    @property
     def leaving(self) -> bool:
         """Whether the task is being stopped or paused: it still occupies its workers and gets no others."""
         return self.life == "stopping" or (self.change is not None and self.change.action == "pause")

@@ -237,3 +237,48 @@ def test_the_longest_time_without_progress_of_each_phase_is_reported() -> None:
     }
     made.configure(process, generation=3, rank=0, at_s=100.0)
     assert made.status(at_s=100.0, process_states={}, schedules={})[1].gaps_s == {}
+
+
+def trained(rank: int) -> tuple[Node, Process]:
+    """A process whose script goes on behind the last step."""
+    made, process = configured(rank)
+    result = protocol.Finished(generation=2, rank=rank, step=5, parameters_path="/p", ended=False)
+    receive(made, process, progress(5, "tail"))
+    process.rank = rank
+    assert receive(made, process, result) == []
+    return made, process
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_behind_the_last_step_has_finished_once_its_script_has_ended(rank: int) -> None:
+    made, process = trained(rank)
+    assert not process.finished
+    status = made.status(at_s=9.0, process_states={}, schedules={})[1]
+    assert (status.state, status.phase, status.step, status.progress_age_s) == ("training", "tail", 5, 7.0)
+    signals = receive(made, process, protocol.Finished(generation=2, rank=rank, step=5, parameters_path="/p"))
+    assert [type(signal) for signal in signals] == ([RankFinished] if rank == 0 else [])
+    assert made.exited(process, 0, last_output="", now=NOW) == []
+    assert made.ended == {"expected": 1, "unexpected": 0}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_script_that_ends_its_process_without_an_error_has_ended(rank: int) -> None:
+    made, process = trained(rank)
+    signals = made.exited(process, 0, last_output="", now=NOW)
+    assert [getattr(signal, "parameters_path", None) for signal in signals] == (["/p"] if rank == 0 else [])
+
+
+@pytest.mark.parametrize("code", [1, 3, -9])
+def test_a_script_that_fails_behind_the_last_step_is_signalled_as_such(code: int) -> None:
+    made, process = trained(0)
+    raised = protocol.Raised(
+        generation=2, rank=0, step=0, kind="exception", error="ValueError", detail="no room", traceback="..."
+    )
+    found = [*receive(made, process, raised), *made.exited(process, code, last_output="the end", now=NOW)]
+    assert [(type(signal), getattr(signal, "trained", None)) for signal in found] == [
+        (RankRaised, True),
+        (ProcessExited, True),
+    ]
+    assert isinstance(found[1], ProcessExited)
+    assert found[1].exit_code == code
+    assert made.ended == {"expected": 0, "unexpected": 1}

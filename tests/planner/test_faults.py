@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from shared.events import TaskStopped
 from shared.plans import Response
 from shared.severities import ErrorKind, Severity
 from tests.planner.kit import World, change_of, running, sources, workers
@@ -205,3 +208,35 @@ def test_sev1_uses_an_idle_worker_in_place_of_the_lost_one() -> None:
     assert workers(change.interrupted) == ["n0/0"]
     assert workers(change.target) == ["n0/0", "n2/0"]
     assert change.prepare == ["n2/0"]
+
+
+def test_behind_the_last_step_all_start_anew_from_it_and_nothing_else_moves_the_task() -> None:
+    """Its processes have left the loop, so none can be held; what their scripts have done since is done again."""
+    world = running(nodes=2, steps=100)
+    before = list(world.task().members)
+    world.checkpoint(step=100)
+    assert world.join("n9").changes == []
+    plan = world.exit(before[1])
+    change = change_of(plan)
+    assert plan.response is Response.RESTART
+    assert (change.survivors, change.hold, change.interrupted) == ([], True, None)
+    assert sorted(change.prepare) == sorted(before)
+    assert sorted(workers(change.target)) == sorted(before)
+    assert sources(change.target) == ["checkpoint"] * len(before)
+    assert change.target is not None
+    assert change.target.checkpoint.endswith("100")
+    world.complete(plan)
+    assert world.join("n10").changes == []
+    lost = change_of(world.lose(before[0].rpartition("/")[0]))
+    assert lost.survivors == []
+    assert set(sources(lost.target)) == {"checkpoint"}
+
+
+@pytest.mark.parametrize("how", ["stop", "discard"])
+def test_a_stop_behind_the_last_step_has_nothing_to_save(how: str) -> None:
+    world = running(nodes=1, steps=100)
+    world.checkpoint(step=100)
+    plan = world.stop(lose_steps=how == "discard")
+    assert change_of(plan).action == "end"
+    (stopped,) = [r.event for r in world.records if isinstance(r.event, TaskStopped)]
+    assert (stopped.step, stopped.path) == (100, "checkpoint-100")

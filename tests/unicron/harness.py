@@ -347,7 +347,7 @@ class Agent:
 
     async def finished(self, count: int) -> Finished:
         """Wait until the task is done and its processes have ended; return rank 0's message."""
-        await self.until(lambda: len(self.of(Finished)) == count)
+        await self.until(lambda: sum(message.ended for message in self.of(Finished)) == count)
         await self.until(lambda: all(worker in self.exits for worker in self.members))
         assert [self.exits[w][1] for w in self.members] == [0] * len(self.members)
         first: Finished = next(m for m in self.of(Finished) if m.samples_sha256)

@@ -11,7 +11,7 @@ import pytest
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent
 from tests.unicron.test_snapshots import Nodes
-from unicron.protocol import Checkpointed, Finished, Progress, Raised
+from unicron.protocol import Checkpointed, Finished, Progress, Raised, Resumed
 
 SCRIPT = """
 import os
@@ -55,6 +55,7 @@ for step in run.steps():
         step.reduce()
         {update}
     {after}
+{tail}
 """
 
 
@@ -67,12 +68,13 @@ def script(
     backward: str = "pass",
     update: str = "run.optimizer.step()",
     after: str = "pass",
+    tail: str = "",
 ) -> str:
     """Write a loop with some lines of its own; return its path."""
     path = folder / "script.py"
     parts = {"model": model, "optimizer": optimizer, "begin": begin, "backward": backward, "update": update}
     text = SCRIPT
-    for name, line in (parts | {"after": after}).items():
+    for name, line in (parts | {"after": after, "tail": tail}).items():
         text = text.replace("{" + name + "}", line)
     path.write_text(text)
     return str(path)
@@ -132,7 +134,7 @@ async def test_checkpoints_follow_the_specification_and_heartbeats_are_reported(
     async with agent(tmp_path / "run") as a:
         path = script(tmp_path, after="run.heartbeat()")
         await train(a, spec_file(script=path, checkpoint={"every": 4}), ("w0",))
-        assert [m.step for m in a.of(Checkpointed)] == [4]
+        assert [m.step for m in a.of(Checkpointed)] == [4, 6], "the last step, since the script may go on behind it"
         assert {m.step for m in a.of(Progress) if m.phase == "aside"} >= {1, 2, 3, 4, 5}
 
 
@@ -182,3 +184,62 @@ async def test_an_update_counts_as_completed_though_the_block_fails_after_it(
         await a.configure({"w0": "live", "w1": "live"}, stage="interrupted")
         await a.finished(2)
     assert {(tmp_path / worker).read_text() for worker in ("w0", "w1")} == {"1 2 3 4 5 6 "}
+
+
+GATED = """
+import pathlib, time
+rank, gate = run.generation.rank, pathlib.Path(os.environ["GATE"])
+assert not list(run.steps()), "there is no further step"
+while rank == 1 and not gate.exists():
+    time.sleep(0.01)
+{then}
+"""
+"""Code behind the loop; that of rank 1 waits for a file."""
+
+
+async def behind_the_last_step(a: Agent, spec: Path, gate: Path, source: str = "initial", checkpoint: str = "") -> None:
+    """Train with two ranks until rank 1 waits in its code behind the loop, and rank 0 for the end of rank 1."""
+    before = len(a.of(Finished))
+    await asyncio.gather(*(a.fork(worker, spec, {"GATE": str(gate)}) for worker in ("w0", "w1")))
+    await a.configure({"w0": source, "w1": source}, checkpoint=checkpoint)
+    await a.until(lambda: len(a.of(Finished)) == before + 2)
+    assert not any(message.ended for message in a.of(Finished)[before:])
+    await a.until(lambda: all(a.phases(worker)[-1] == (6, "tail") for worker in ("w0", "w1")))
+
+
+async def test_the_end_of_the_scripts_is_the_end_of_the_task(tmp_path: Path, spec_file: SpecFile) -> None:
+    gate = tmp_path / "gate"
+    async with agent(tmp_path / "run") as a:
+        spec = spec_file(script=script(tmp_path, tail=GATED.format(then="print('done', flush=True)")))
+        await behind_the_last_step(a, spec, gate)
+        gate.touch()
+        finished = await a.finished(2)
+        assert [m.rank for m in a.of(Finished) if m.ended] == [1, 0], "rank 0 waits for all others"
+        assert finished.parameters_path
+        assert all("done" in a.output(worker) for worker in ("w0", "w1"))
+
+
+@pytest.mark.parametrize(("then", "code"), [("raise ValueError('no room')", 1), ("raise SystemExit(3)", 3)])
+async def test_a_failure_behind_the_last_step_is_one_and_only_that_part_is_repeated(
+    then: str, code: int, tmp_path: Path, spec_file: SpecFile
+) -> None:
+    gate = tmp_path / "gate"
+    async with agent(tmp_path / "run") as a:
+        failing = spec_file(script=script(tmp_path, tail=GATED.format(then=f"if rank == 1: {then}")))
+        await behind_the_last_step(a, failing, gate)
+        (saved,) = a.of(Checkpointed)
+        assert saved.step == 6
+        gate.touch()
+        await a.until(lambda: "w1" in a.exits)
+        assert a.exits["w1"][1] == code
+        assert [f"{m.error}: {m.detail}" for m in a.of(Raised)] == (["ValueError: no room"] if code == 1 else [])
+        assert not any(m.ended for m in a.of(Finished)), "rank 0 waits for an end that does not come"
+        a.kill("w0")
+        await a.until(lambda: "w0" in a.exits)
+        gate.unlink()
+        script(tmp_path, tail=GATED.format(then="print('repeated', flush=True)"))
+        await behind_the_last_step(a, failing, gate, "checkpoint", saved.path)
+        gate.touch()
+        await a.finished(2)
+        assert {(m.step, m.source) for m in a.of(Resumed, generation=2)} == {(6, "checkpoint")}
+        assert "repeated" in a.output("w0")

@@ -137,6 +137,8 @@ class Joiner:
         self._checks = checks
         self._build, self._initialise, self._snapshots, self._precision = build, initialise, snapshots, precision
         self.rank_state: RankState | None = None
+        self.store: dist.Store
+        """Of the generation joined last."""
         self._roles: dict[str, Any] = {}
         self._random: torch.Tensor | None = None
         """The generator's state before the first model was built."""
@@ -163,7 +165,7 @@ class Joiner:
             UnicronError: no member has the state that the configuration promises.
         """
         began_s = time.monotonic()
-        store = self._rebuild_groups(configure, link)
+        store = self.store = self._rebuild_groups(configure, link)
         formed()
         rank_state = self._fitting(configure, micro_batches)
         rebuilt_s = time.monotonic()

@@ -81,6 +81,8 @@ class AgentLink(Collectives):
         self._unanswered_drain = False
         self.on_inject: Callable[[Inject], None] | None = None
         """Called, on the connection's thread, with each request for a fault; None: they are ignored."""
+        self.at_end: Callable[[], None] | None = None
+        """To be called at the end of a script that goes on behind the last step; None: the last step is not done."""
         self._connection: AgentConnection | None = None
         if standalone is None:
             self._breaker.start()

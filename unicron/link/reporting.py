@@ -17,7 +17,7 @@ from unicron.errors import (
 )
 from unicron.link.agent_link import AgentLink
 from unicron.link.lacks import Lack, lack_of
-from unicron.protocol import DIFFERS, REFUSED, Checkpointed, CheckpointFailed, Configure, Raised, Resumed
+from unicron.protocol import DIFFERS, REFUSED, Raised, Resumed
 
 TRACEBACK_CHARACTERS = 16 * 1024
 """Longest traceback sent. Longer ones lose their beginning: the error is at the end."""
@@ -105,17 +105,6 @@ def report_resumed(link: AgentLink, message: Resumed) -> None:
     link.send(message)
     shown = " ".join(f"{k}={v:.3f}" for k, v in message.phases.items())
     print(f"generation {message.generation} from {message.source}: {shown}", flush=True)
-
-
-def report_checkpoint(link: AgentLink, configure: Configure, step: int, location: str) -> None:
-    """Report a checkpoint of a generation that is complete."""
-    link.send(Checkpointed(generation=configure.generation, step=step, path=location))
-
-
-def report_failed_checkpoint(link: AgentLink, configure: Configure, step: int, reason: str) -> None:
-    """Report a checkpoint of a generation that could not be written."""
-    reason = reason[:DETAIL_CHARACTERS]
-    link.send(CheckpointFailed(generation=configure.generation, rank=configure.rank, step=step, reason=reason))
 
 
 def _forget_lines(error: BaseException) -> None:
