@@ -31,11 +31,11 @@ def of_nodes(state: DetectorState, limits: SilenceLimits, names: Iterable[str], 
 
 def of_tasks(state: DetectorState, limits: SilenceLimits, names: Iterable[str]) -> list[TaskLimits]:
     """Return the limits of those of the tasks that have not ended."""
-    longest, bounds = longest_of_tasks(state, limits), limits.stalls
+    bounds = limits.stalls
     return [
         TaskLimits(
             task=task.name,
-            step_s=longest.get(task.name),
+            step_s=_of_step_s(state, task, limits),
             first_steps_s=stalls.cold_limit(task.cold_s, bounds).limit_s,
             longest_start_s=task.cold_s,
             between_steps_s=bounds.slow_region_timeout_s,
@@ -44,6 +44,13 @@ def of_tasks(state: DetectorState, limits: SilenceLimits, names: Iterable[str]) 
         for name in names
         if (task := state.tasks.get(name)) is not None and not task.ended
     ]
+
+
+def _of_step_s(state: DetectorState, task: MonitoredTask, limits: SilenceLimits) -> float | None:
+    """Return the longest limit that a task's ranks have in a micro-batch, wherever they are; None: none trains."""
+    found = [one[0] for worker in task.members if (one := _of_rank(state, task, worker, limits)) is not None]
+    inside = [status.model_copy(update={"phase": "compute"}) for status in found]
+    return max((hangs.limit_of(task, status, limits.stalls).limit_s for status in inside), default=None)
 
 
 def longest_of_tasks(state: DetectorState, limits: SilenceLimits) -> dict[str, float]:

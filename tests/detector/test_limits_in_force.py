@@ -64,6 +64,9 @@ def test_a_task_shows_its_limits_by_what_its_ranks_do() -> None:
     [found] = limits_in_force.of_tasks(cluster.monitor.state, cluster.monitor.silence_limits, ["gpt"])
     assert (found.step_s, found.first_steps_s, found.longest_start_s) == (60.0, 60.0, 12.0)
     assert (found.between_steps_s, found.hard_s) == (120.0, 240.0)
+    cluster.beat("n1", 2.0, step=9, phase="ended")
+    [found] = limits_in_force.of_tasks(cluster.monitor.state, cluster.monitor.silence_limits, ["gpt"])
+    assert found.step_s == 60.0, "where a rank is at the moment is another matter"
 
 
 def test_nodes_that_are_lost_or_unknown_have_no_limits() -> None:
