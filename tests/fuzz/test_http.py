@@ -20,6 +20,7 @@ from tests.fuzz.http_course import course
 
 THERE = {
     "name": ["n0"],
+    "task": ["n0"],
     "incident": ["i1"],
     "slowdown": ["slow"],
     "plan": ["start", "p1"],
