@@ -86,8 +86,11 @@ def _print_facts(shown: dict[str, Any], currency: str) -> None:
 
 
 def kind_of(shown: dict[str, Any]) -> str:
-    """Return the kind of an incident, with how often the same failure came in a row."""
-    times = len(shown["attempts"])
+    """Return the kind of an incident, with how often the same failure came in a row.
+
+    Ranks that fail alike in one generation fail once.
+    """
+    times = len({one["generation"] for one in shown["attempts"]})
     return f"{shown['kind']} x{times}" if times > 1 else str(shown["kind"])
 
 
@@ -95,9 +98,17 @@ def _print_attempts(shown: dict[str, Any], *, wide: bool) -> None:
     """Print the attempts of an incident whose failure came again."""
     if len(shown["attempts"]) < 2:
         return
+    numbers = {of: n for n, of in enumerate(dict.fromkeys(one["generation"] for one in shown["attempts"]), 1)}
     rows = [
-        (number, clock(one["occurred_at"]), one["worker"] or one["node"], one["step"], one["severity"], one["response"])
-        for number, one in enumerate(shown["attempts"], 1)
+        (
+            numbers[one["generation"]],
+            clock(one["occurred_at"]),
+            one["worker"] or one["node"],
+            one["step"],
+            one["severity"],
+            one["response"],
+        )
+        for one in shown["attempts"]
     ]
     print()
     print_table(("ATTEMPT", "AT (UTC)", "WHERE", "STEP", "SEV", "RESPONSE"), rows, wide=wide)

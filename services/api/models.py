@@ -239,8 +239,8 @@ class Incident(IncidentAmounts, IncidentFacts):
     ``task``: of a fault of one task; null for a node's. ``tasks``: all that the fault hit or its plans changed.
     ``counterfactuals``: models of other answers. ``observations``: what ranks and methods saw of it, if more than one
     did; ``omitted``: how many more there were; ``root_cause``: the one that the others follow from. ``attempts``: how
-    often the same failure came in a row, the first included. ``notes``: what
-    users have written about it; ``acknowledged``: who takes care of it.
+    often the same failure came in a row, the first included; those of one generation are of ranks that failed alike.
+    ``notes``: what users have written about it; ``acknowledged``: who takes care of it.
     """
 
 

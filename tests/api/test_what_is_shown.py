@@ -317,3 +317,13 @@ async def test_metrics_name_what_alerts_tell_of(api: Server) -> None:
     deleted = await api.http.delete("/v1/tasks/broken")
     assert deleted.status_code == 200
     assert "unicron_task_failed{" not in (await api.http.get("/metrics")).text
+
+
+def test_ranks_that_fail_alike_in_one_generation_are_one_attempt(story: Story, tmp_path: Path) -> None:
+    story.running()
+    about = {"task": "gpt", "kind": ErrorKind.EXCEPTION, "method": Method.EXCEPTION, "step": 90}
+    story.at(100.5).error("i1", 100, event_id="e0", worker="n1/1", node="n1", generation=1, **about)
+    story.error("i1", 100, event_id="e1", repeats="e0", worker="n0/0", node="n0", generation=1, **about)
+    assert not any("in a row" in line for line in shown(story, tmp_path, story.time(101)).standing)
+    story.at(110.5).error("i1", 110, event_id="e2", repeats="e1", worker="n0/0", node="n0", generation=3, **about)
+    assert "The same failure came 2 times in a row" in shown(story, tmp_path, story.time(111)).standing[0]

@@ -61,7 +61,7 @@ def incident(number: int) -> dict[str, Any]:
         "response": "reconfigure",
         "tasks": ["gpt-large"],
         "failed_tasks": {},
-        "attempts": [{}] * (number + 1),
+        "attempts": [{"generation": one} for one in range(number + 1)],
         "closed_at": None,
         "restored_at": None,
         "usual_s": 4.25 if number else None,

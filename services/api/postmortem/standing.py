@@ -88,9 +88,10 @@ def standing(incident: Incident, short: Sequence[Shortfall], now: datetime) -> l
         now: the present.
     """
     found = [f"{task} failed: {reason}." for task, reason in incident.failed_tasks.items()]
-    if len(incident.attempts) > 1:
+    times = len({one.generation for one in incident.attempts})  # ranks that fail alike in one fail once
+    if times > 1:
         newest = clock(incident.attempts[-1].occurred_at)
-        found.append(f"The same failure came {len(incident.attempts)} times in a row, at last at {newest} UTC.")
+        found.append(f"The same failure came {times} times in a row, at last at {newest} UTC.")
     if incident.closed_at is None:
         open_for = _open_for(incident, now)
         found.append(f"Not over: not all tasks train on the workers that their plan gives them; {open_for}.")
