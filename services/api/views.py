@@ -10,9 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
-from services.api.incident_parts import Acknowledgement as Acknowledgement
-from services.api.incident_parts import Attempt, Usual
-from services.api.incident_parts import Note as Note
+from services.api.incident_parts import Acknowledgement, Attempt, Note, Usual
 from services.api.observed_views import OpenAnomaly, SlowdownView, SlowWorker
 from services.api.other_answers import OtherAnswers
 from services.api.task_parts import AttemptView, Weighting, weighted_steps

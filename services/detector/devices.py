@@ -14,7 +14,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from services.detector.faults import METHOD, SERVICE, Fault, lost_ranks
+from services.detector.faults import METHOD, SERVICE, Fault
 from services.detector.incidents import Incidents
 from services.detector.known_errors import KnownError
 from services.detector.monitored_node import MonitoredNode
@@ -64,7 +64,7 @@ def _isolate(incidents: Incidents, node: MonitoredNode, signal: DeviceFailed, fa
         return
     original = _outstanding(state, signal)
     event_id = derived_id(signal.signal_id, SERVICE, "device")
-    evidence = Evidence(incarnation=node.incarnation, tasks=lost_ranks(state, node))
+    evidence = Evidence(incarnation=node.incarnation, tasks=state.lost_ranks(node))
     event = ErrorDetected(
         event_id=event_id,
         occurred_at=min(signal.occurred_at, now),

@@ -19,7 +19,7 @@ from services.detector.monitored_task import MonitoredTask, Suspicion
 from services.detector.state import DetectorState
 from shared.codes import FailureCode
 from shared.events import ErrorDetected, Event, StateMoved, TaskFailed, derived_id
-from shared.evidence import Evidence, LostRanks
+from shared.evidence import Evidence
 from shared.severities import SEVERITY, ErrorKind, Method, Severity
 from shared.signals import ProcessExited, RankRaised
 
@@ -343,7 +343,7 @@ def node_lost(
     heard_at = node.heard_at or now
     left_out = state.isolated.get(node.name)
     same_fault = left_out is not None and (now - left_out.since).total_seconds() <= ONE_FAULT_S
-    evidence = Evidence(incarnation=node.incarnation, tasks=lost_ranks(state, node))
+    evidence = Evidence(incarnation=node.incarnation, tasks=state.lost_ranks(node))
     return ErrorDetected(
         event_id=event_id,
         occurred_at=min(heard_at, now),
@@ -361,21 +361,6 @@ def node_lost(
             **details,
         ),
     )
-
-
-def lost_ranks(state: DetectorState, node: MonitoredNode) -> dict[str, LostRanks]:
-    """Return the part of each task on a node, for the tasks that have one."""
-    lost: dict[str, LostRanks] = {}
-    for task in state.tasks.values():
-        workers = task.workers_on(node.name)
-        if workers:
-            lost[task.name] = LostRanks(
-                workers=workers,
-                ranks={w: m.rank for w, m in task.members.items() if w in workers},
-                generation=task.newest_generation(),
-                step=task.step,
-            )
-    return lost
 
 
 def _failed_response(task: MonitoredTask, fault: Fault) -> KnownError | None:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from datetime import datetime
 
 from services.detector import probing
-from services.detector.faults import METHOD, SERVICE, Fault, lost_ranks
+from services.detector.faults import METHOD, SERVICE, Fault
 from services.detector.link_state import Isolation
 from services.detector.monitored_node import MonitoredNode
 from services.detector.pairs import Pair
@@ -53,7 +53,7 @@ def isolate(state: DetectorState, node: str, broken: Collection[Pair], fault: Fa
     monitored = state.nodes[node]
     event_id = derived_id(monitored.joined, SERVICE, "isolated")
     pairs = sorted(pair for pair in broken if node in pair)
-    evidence = Evidence(incarnation=monitored.incarnation, tasks=lost_ranks(state, monitored), pairs=pairs)
+    evidence = Evidence(incarnation=monitored.incarnation, tasks=state.lost_ranks(monitored), pairs=pairs)
     others = ", ".join(other for pair in pairs for other in pair if other != node)
     return ErrorDetected(
         event_id=event_id,

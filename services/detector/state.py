@@ -19,6 +19,7 @@ from services.detector.pairs import Pair
 from services.detector.return_state import Condemnation, SelfTestState
 from services.detector.slow_links import RoundTrips
 from shared.admission import Hello
+from shared.evidence import LostRanks
 from shared.signals import DeviceFailed, WorkerStatus
 from shared.state_codec import PairMap, Unlogged
 from shared.tasks import DEFAULT_MAX_RESTARTS
@@ -133,6 +134,20 @@ class DetectorState:
         if node is None or node.heartbeat is None:
             return None
         return next((w for w in node.heartbeat.workers if w.worker == worker), None)
+
+    def lost_ranks(self, node: MonitoredNode) -> dict[str, LostRanks]:
+        """Return the part of each task on a node, for the tasks that have one."""
+        lost: dict[str, LostRanks] = {}
+        for task in self.tasks.values():
+            workers = task.workers_on(node.name)
+            if workers:
+                lost[task.name] = LostRanks(
+                    workers=workers,
+                    ranks={w: m.rank for w, m in task.members.items() if w in workers},
+                    generation=task.newest_generation(),
+                    step=task.step,
+                )
+        return lost
 
     def running(self) -> Iterator[MonitoredTask]:
         """Yield the tasks that train and have neither an outstanding plan nor an unanswered error."""

@@ -139,7 +139,7 @@ async def heal(api: Server, incident: str) -> None:
     )
 
 
-async def test_a_failed_task_and_an_incident_that_is_open_again_are_told(
+async def test_a_failed_task_and_an_incident_that_is_open_again_are_reported(
     hooked: Settings, bus: Bus, journal: Journal, receiver: Receiver
 ) -> None:
     async with serving(hooked, bus, journal) as api:
@@ -154,8 +154,8 @@ async def test_a_failed_task_and_an_incident_that_is_open_again_are_told(
         reason = "exception (ValueError) at step 3 happened 2 times"
         await api.append(TaskFailed, task="gpt", generation=3, step=3, reason=reason, incident="i1")
         await receiver.until(lambda: len(receiver.requests) == 5)
-    told = [("incident.opened", "i1"), ("incident.closed", "i1"), ("incident.reopened", "i1")]
-    assert receiver.taken() == [*told, ("task.failed", "i1"), ("incident.closed", "i1")]
+    earlier = [("incident.opened", "i1"), ("incident.closed", "i1"), ("incident.reopened", "i1")]
+    assert receiver.taken() == [*earlier, ("task.failed", "i1"), ("incident.closed", "i1")]
     failed, closed = (verified(request)["data"] for request in receiver.requests[-2:])
     assert (failed["task"], failed["reason"], failed["step"]) == ("gpt", reason, 3)
     assert failed["link"] == "https://unicron.example/v1/tasks/gpt"

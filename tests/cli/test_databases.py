@@ -359,6 +359,7 @@ NO_DATABASE = {
 READING = (
     ("top",),
     ("ps",),
+    ("status",),
     *(("show", name) for name in PATHS["/v1/tasks/{name}"]),
     ("show", "again", "--attempts"),
     ("logs", "gpt"),
@@ -379,6 +380,9 @@ READING = (
     *(("export", what) for what in ("events", "incidents", "tasks", "cost", "plans")),
     ("open",),
 )
+
+NOT_ALL_WORK = ("status",)
+"""Its exit status says that the other services do not run beside this gateway."""
 
 CHANGING = (
     ("submit", "mine/spec.yaml"),
@@ -414,7 +418,7 @@ async def test_every_verb_succeeds(opened: Opened, tmp_path: Path) -> None:
         if arguments[0] == "kill":
             await stopped(opened.server, "degraded")
         outcome = await running
-        assert outcome.code == 0, (arguments, outcome.out, outcome.err)
+        assert outcome.code == (arguments == NOT_ALL_WORK), (arguments, outcome.out, outcome.err)
     for arguments in OF_THE_LOG:
         place = [opened.log_url if argument == "LOG" else argument for argument in arguments]
         outcome = await asyncio.to_thread(run, *place)

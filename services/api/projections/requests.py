@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from services.api.incident_parts import Acknowledgement, Note
 from services.api.projections import service_spans, spans
 from services.api.projections.documents import change_task
 from services.api.task_parts import AttemptView, Weighting, attempt_key
-from services.api.views import Acknowledgement, Note, TaskView, Views
+from services.api.views import TaskView, Views
 from shared.events import IncidentAcknowledged, IncidentNoted, Recorded, TaskChanged, TaskDeleted
 from shared.tasks import ENDED
 
