@@ -11,6 +11,7 @@ import pytest
 from cli.children import SERVICES
 from shared.errors import NameInUse
 from tests.cluster.bed import Bed
+from tests.cluster.control import START_S
 from tests.cluster.recorded import Recorded
 from tests.cluster.training import training
 from tests.e2e.kit import at, pids, rank
@@ -19,6 +20,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 FOUND_S = 10.0
 """Generous beside node_timeout_s of 1.5 s: the machine may be busy with other tests."""
+
+MANY_STEPS = 150
+"""More than a task does at its pace while four services start again, each of which imports for seconds."""
 
 
 def end_supervisor(bed: Bed, node: str) -> None:
@@ -78,7 +82,7 @@ def test_a_second_agent_with_a_name_in_use_is_refused(
     """It ends by itself with a clear message; the node whose name it has trains on, and the log knows nothing of it."""
     with training(bed, "twice", corpus, tmp_path) as before:
         second = bed.start_agent(bed.nodes["n1"], UNICRON_NODE="n0", UNICRON_RUN_DIR="/run/second")
-        assert bed.nodes["n1"].wait(second, FOUND_S) == NameInUse.exit_code
+        assert bed.nodes["n1"].wait(second, START_S) == NameInUse.exit_code
         bed.client.until_step("twice", before["step"] + 2)
         assert pids(bed.client.task("twice")) == pids(before)
         assert bed.ready_nodes() == set(bed.nodes)
@@ -88,7 +92,7 @@ def test_a_second_agent_with_a_name_in_use_is_refused(
 
 def test_services_and_nats_are_killed(bed: Bed, recorded: Recorded, corpus: Path, tmp_path: Path) -> None:
     """The task trains on, nobody is blamed, and a fault after that is healed."""
-    with training(bed, "control", corpus, tmp_path) as before:
+    with training(bed, "control", corpus, tmp_path, steps=MANY_STEPS) as before:
         for name in SERVICES:
             bed.control.kill(name)
         for name in SERVICES:

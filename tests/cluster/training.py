@@ -30,13 +30,13 @@ def on_all_nodes(bed: Bed, name: str) -> Record | None:
 
 
 @contextmanager
-def training(bed: Bed, name: str, corpus: Path, folder: Path) -> Iterator[Record]:
+def training(bed: Bed, name: str, corpus: Path, folder: Path, *, steps: int = STEPS) -> Iterator[Record]:
     """Train a task of one rank on each node; the body gets it as it was after its first steps.
 
     After the body the task trains to its end at full speed. It must have the samples of a run without failures, and the
     parameters of that run bit for bit, since the task is exact.
     """
-    spec = small_task(name, corpus, model=MODEL, steps=STEPS, exact=True, checkpoint={"every": 0})
+    spec = small_task(name, corpus, model=MODEL, steps=steps, exact=True, checkpoint={"every": 0})
     pace = Pace(folder, BATCH_S)
     with ThreadPoolExecutor() as pool:
         expected = pool.submit(reference, spec, folder / "reference")
@@ -53,5 +53,5 @@ def training(bed: Bed, name: str, corpus: Path, folder: Path) -> Iterator[Record
             pace.end()
         result = bed.client.until_state(name, "succeeded")["result"]
         parameters, samples = expected.result()
-    assert (result["steps"], result["samples_sha256"]) == (STEPS, samples)
+    assert (result["steps"], result["samples_sha256"]) == (steps, samples)
     assert bed.file(result["parameters_path"]) == parameters.read_bytes()
