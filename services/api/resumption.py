@@ -6,6 +6,7 @@ specification stays as it was. ``CHANGEABLE`` lists what may differ; anything el
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,7 +81,10 @@ def as_logged(spec: TaskSpec, logged: TaskSpec) -> TaskSpec:
 
 def _changed(earlier: TaskSpec, spec: TaskSpec) -> Iterator[tuple[str, object, str]]:
     """Yield field, new value and problem of what a task that goes on has to keep. The model is one thing."""
-    was, now = (one.model_dump(mode="json", by_alias=True) for one in (earlier, spec))
+    # A path that was logged relative was used from here.
+    was, now = (
+        one.model_dump(mode="json", by_alias=True) | {"data": os.path.abspath(one.data)} for one in (earlier, spec)
+    )
     if (earlier.script is None) != (spec.script is None):
         yield "script", spec.script, _keeps(f"was {earlier.script!r}")
     of_model: list[str] = []

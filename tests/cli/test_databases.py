@@ -148,11 +148,12 @@ PATHS: Mapping[str, Sequence[str]] = {
     "/v1/slow-workers/{slowdown}": ["slow-0", "slow-2"],
     "/v1/slow-workers/{slowdown}/postmortem": ["slow-0"],
     "/v1/plans/{plan}": ["start", "p0", "no-room", "answer", "stop-refused"],
+    "/v1/limits/{task}": ["gpt"],
     "/open/{code}": ["unknown"],
 }  # fmt: skip
 """Path -> what its last parameter may be."""
 
-STATUSES = {"/open/unknown": 404, "/readyz": 503}
+STATUSES = {"/open/unknown": 404, "/readyz": 503, "/v1/limits/gpt": 503}
 """Path -> the status of what is asked for there; else 200. No detector, planner or transition says that it is ready."""
 
 NEEDED: Mapping[str, dict[str, Any]] = {

@@ -101,7 +101,14 @@ async def test_a_service_runs_until_it_is_stopped(
     async with start("run") as process:
         assert await line(process) == "ready"
         health = json.loads(await bus.request("unicron.health.thing", b"", timeout_s=40))
-        assert health == {"name": "thing", "pid": process.pid, "ready": True, "detail": "", "handled": 0, "counters": {}}
+        assert health == {
+            "name": "thing",
+            "pid": process.pid,
+            "ready": True,
+            "detail": "",
+            "handled": 0,
+            "counters": {},
+        }
         process.send_signal(signum)
         output, errors = await process.communicate()
         assert output == b"stopping True\n"

@@ -118,7 +118,7 @@ def exchanged(document: Any, path: tuple[Any, ...], value: Any, *, missing: bool
     return changed
 
 
-_MAPPINGS = ("spec", "phases", "deal", "counters", "readings", "faults", "addresses", "gaps_s", "peers")
+_MAPPINGS = ("spec", "phases", "deal", "counters", "readings", "faults", "addresses", "gaps_s", "peers", "identity")
 """Fields whose keys are data, and the specification, which is read strictly."""
 
 

@@ -43,7 +43,7 @@ class Difference(NamedTuple):
     expected: str
     """What the survivors have; without one, what the log has recorded, or else most members."""
 
-    def told(self, own: str, others: str) -> str:
+    def text(self, own: str, others: str) -> str:
         """Return the difference in words, with both values and where each is."""
         kind, _, name = self.field.partition("/")
         return f"{kind}: {name} is {self.own} {own} and {self.expected} {others}"
@@ -112,7 +112,7 @@ def described(differences: Sequence[Difference], own: str, others: str) -> str:
         own: where the member's own values are, with a preposition: ``here``.
         others: where the expected ones are: ``on rank 0``.
     """
-    texts = [one.told(own, others) for one in differences[:REPORTED]]
+    texts = [one.text(own, others) for one in differences[:REPORTED]]
     if len(differences) > REPORTED:
         texts.append(f"and {len(differences) - REPORTED} more")
     return "; ".join(texts)
