@@ -119,6 +119,20 @@ def test_installed_modules_and_this_library_are_no_code_of_the_task() -> None:
     assert f"code/{__name__}" in code
 
 
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_folder_into_which_packages_were_installed_may_have_any_name(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "somebodys.py").write_text("")
+    if installed:
+        (tmp_path / "somebodys-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = ModuleType("somebodys")
+    module.__file__ = str(tmp_path / "somebodys.py")
+    monkeypatch.setitem(sys.modules, "somebodys", module)
+    assert ("code/somebodys" in OwnIdentity({}).fields) is not installed
+
+
 def test_versions_are_those_of_libraries_that_compute() -> None:
     fields = OwnIdentity({}).fields
     assert fields["version/torch"] == str(torch.__version__)

@@ -7,6 +7,7 @@ the file. So a process that has trained for days still says what it trains with.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -132,10 +133,25 @@ _INSTALLED = ("site-packages", "dist-packages")
 """Folders of packages that were installed, in whatever environment."""
 
 
+@functools.cache
+def _has_packages(folder: str) -> bool:
+    """Return whether packages were installed in a folder of the import path, whatever its name (pip's ``--target``)."""
+    try:
+        return any(name.endswith(".dist-info") for name in os.listdir(folder or os.curdir))
+    except OSError:
+        return False
+
+
+def _is_installed(path: str) -> bool:
+    if any(folder in path for folder in _INSTALLED):
+        return True
+    return any(entry and path.startswith(entry + os.sep) and _has_packages(entry) for entry in sys.path)
+
+
 def _file(name: str) -> str:
     """Return the file of a module that is a task's own code; empty: it is not, or has no file."""
     path = getattr(sys.modules.get(name), "__dict__", {}).get("__file__")
-    if not isinstance(path, str) or path.startswith(_NOT_OWN) or any(folder in path for folder in _INSTALLED):
+    if not isinstance(path, str) or path.startswith(_NOT_OWN) or _is_installed(path):
         return ""
     return path
 
