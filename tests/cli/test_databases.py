@@ -153,8 +153,9 @@ PATHS: Mapping[str, Sequence[str]] = {
 }  # fmt: skip
 """Path -> what its last parameter may be."""
 
-STATUSES = {"/open/unknown": 404, "/readyz": 503, "/v1/limits/gpt": 503}
-"""Path -> the status of what is asked for there; else 200. No detector, planner or transition says that it is ready."""
+STATUSES = {"/open/unknown": 404, "/readyz": 503, "/v1/limits/gpt": 404}
+"""Path -> the status of what is asked for there; else 200. No detector, planner or transition says that it is ready,
+and no detector knows the task."""
 
 NEEDED: Mapping[str, dict[str, Any]] = {
     "/v1/ids": {"kind": "incident"},
