@@ -66,14 +66,14 @@ def test_an_exception_behind_the_loop_fails_the_task_and_resuming_runs_that_part
 ) -> None:
     (folder / "fail").touch()
     incidents = len(client.items("/v1/incidents"))
-    client.submit(task("raises", folder))
-    failed = client.until_state("raises", "failed")
+    client.submit(task("raises-behind-the-loop", folder))
+    failed = client.until_state("raises-behind-the-loop", "failed")
     assert "ValueError: no room for the report" in failed["reason"]
     assert "no room for the report" in failed["traceback"]
     assert failed["saved_step"] == 12
     (folder / "fail").unlink()
-    client.http.post("/v1/tasks/raises/resume").raise_for_status()
-    client.until_state("raises", "succeeded")
+    client.http.post("/v1/tasks/raises-behind-the-loop/resume").raise_for_status()
+    client.until_state("raises-behind-the-loop", "succeeded")
     assert course(folder) == ["0 0", "0 12", "1 0", "1 12"]
     assert (folder / "report").read_text() == "done"
     assert len(client.items("/v1/incidents")) == incidents
@@ -81,22 +81,22 @@ def test_an_exception_behind_the_loop_fails_the_task_and_resuming_runs_that_part
 
 def test_a_process_killed_behind_the_loop_repeats_that_part_alone(client: Client, folder: Path) -> None:
     (folder / "wait").touch()
-    client.submit(task("killed", folder))
+    client.submit(task("killed-behind-the-loop", folder))
     client.until("both ranks have come behind the loop", lambda: len(course(folder)) == 2)
-    waiting = client.until("it is shown", lambda: t if (t := client.task("killed"))["reason"] else None)
+    waiting = client.until("it is shown", lambda: t if (t := client.task("killed-behind-the-loop"))["reason"] else None)
     assert waiting["reason"].startswith("all steps are done and saved; its script goes on behind the last one")
     os.kill(rank(waiting, 0)["pid"], signal.SIGKILL)
     client.until("the part is repeated", lambda: len(course(folder)) == 4)
     (folder / "wait").unlink()
-    client.until_state("killed", "succeeded")
+    client.until_state("killed-behind-the-loop", "succeeded")
     assert course(folder) == ["0 0", "0 12", "1 0", "1 12"]
-    (incident,) = client.incidents("killed")
+    (incident,) = client.incidents("killed-behind-the-loop")
     assert (incident["kind"], incident["severity"], incident["steps_recomputed"]) == ("process-exit", "SEV2", 0)
 
 
 def test_a_script_that_does_not_end_in_time_fails_the_task(client: Client, folder: Path) -> None:
     (folder / "wait").touch()
-    client.submit(task("late", folder, finish_timeout_s=2))
-    failed = client.until_state("late", "failed")
+    client.submit(task("late-behind-the-loop", folder, finish_timeout_s=2))
+    failed = client.until_state("late-behind-the-loop", "failed")
     assert "did not end within 2 s behind the last step (finish_timeout_s)" in failed["reason"]
     assert course(folder) == ["0 12", "1 12"]
