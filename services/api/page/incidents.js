@@ -49,8 +49,8 @@ function fillIncident(row, incident, currency) {
   const place = incident.worker ?? incident.node ?? "–";
   state.textContent = stateOf(incident);
   when.replaceChildren(timeElement(incident.occurred_at));
-  const times = new Set(incident.attempts.map(({ generation }) => generation)).size; // ranks of one fail alike
-  setText(what.firstChild, `${incident.severity}: ${incident.kind}${times > 1 ? `, ${times} times in a row` : ""}`);
+  const attempts = new Set(incident.attempts.map(({ generation }) => generation)).size; // ranks of one fail alike
+  setText(what.firstChild, `${incident.severity}: ${incident.kind}${attempts > 1 ? `, ${attempts} times in a row` : ""}`);
   setText(what.lastChild, incident.notes.length ? lastNote(incident.notes) : "");
   where.textContent = incident.rank === null ? place : `${place} (rank ${incident.rank})`;
   tasks.textContent = incident.tasks.join(", ") || "–";
