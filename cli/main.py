@@ -167,8 +167,7 @@ def _run(arguments: list[str], *, as_json: bool) -> int:
 
 def _unusable(error: OSError) -> InvalidInput:
     """Return the error of a path that cannot be used: the command has it from the user, or from a setting."""
-    path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else error.filename
-    return InvalidInput(f"{path} cannot be used: {error.strerror or error}")
+    return InvalidInput(f"{error.filename} cannot be used: {error.strerror or error}")
 
 
 def _broken_pipe() -> int:

@@ -34,6 +34,9 @@ print("ready", flush=True)
 held.acquire()
 """
 
+BETWEEN_S = 0.0005
+"""From one request to the next. Chosen: the handler takes less, and a signal that is pending is not sent again."""
+
 REQUESTS = 2000
 """Where the handler reads other threads, the process has ended after 40 to 900 of them."""
 
@@ -46,7 +49,7 @@ def test_requests_by_signal_do_not_end_a_process_of_which_another_thread_runs(tm
         for number in range(REQUESTS):
             assert process.poll() is None, f"it has ended with {process.returncode} after {number} requests"
             os.kill(process.pid, signal.SIGUSR2)
-            time.sleep(0.0005)
+            time.sleep(BETWEEN_S)
         process.kill()
     assert '"<string>", line 16 in <module>' in path.read_text()
 

@@ -207,10 +207,11 @@ def retire(location: str, keep: int, protected: Iterable[str]) -> list[str]:
     spared = {storage.canonical(p) for p in protected}
     present = published(location)
     whole: set[int] = set()
-    for newest in present:
-        if len(whole) < max(2, keep) and step(newest) not in whole and looks_whole(newest):
-            whole.add(step(newest))
-    oldest = min(whole, default=0) if len(whole) == max(2, keep) else 0
+    for one in present:  # the newest first
+        if len(whole) < max(2, keep) and step(one) not in whole and looks_whole(one):
+            whole.add(step(one))
+    # With fewer whole ones than are to stay, nothing goes.
+    oldest = min(whole) if len(whole) == max(2, keep) else 0
     retired = [p for p in present if step(p) < oldest and storage.canonical(p) not in spared]
     for old in retired:
         # The manifest first: a folder without a manifest does not count, so a half-deleted checkpoint is never read.
