@@ -97,10 +97,10 @@ class Browser:
         if message.type in ("error", "warning"):
             self.errors.append(message.text)
 
-    async def open(self) -> None:
-        """Open the page, and wait until it follows the log."""
+    async def open(self, connection: str = "● live") -> None:
+        """Open the page, and wait until it follows the log; ``connection``: what it then says of its connection."""
         await self.page.goto(self.url)
-        await self.shows("#connection", "live")
+        await self.shows("#connection:not(.trouble)", connection)
 
     async def shows(self, selector: str, text: str) -> None:
         """Wait until an element shows a text."""
