@@ -267,7 +267,9 @@ def judge(task: MonitoredTask, fault: Fault, *, window_s: float, now: datetime) 
     ):
         # The same failure at the same step ends the task. One that goes on between two would be retried for ever.
         severity, fault = Severity.SEV2, replace(fault, node=None, worker=None, rank=None)
-    place = place_of(fault.kind, fault.traceback)
+    # A process that a signal ended has raised nothing: a traceback in its output is of an error that it has survived.
+    signalled = fault.evidence.get("exit_code", 0) < 0
+    place = "" if signalled else place_of(fault.kind, fault.traceback)
     before = task.failures.in_a_row(place, window_s=window_s, now=now) if original is None else None
     of_incident = original or before
     return ErrorDetected(

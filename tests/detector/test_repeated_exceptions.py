@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -26,9 +27,9 @@ def attempts(cluster: Cluster, texts: list[str], *, gap_s: float = 10.0, steps: 
     events: list[Any] = []
     for index, text in enumerate(texts):
         seconds = 1.0 + index * gap_s
-        signal = cluster.raised("n1/0", seconds, "exception", step=16 + index * steps)
-        signal = signal.model_copy(update={"traceback": text})
-        events += cluster.monitor.signal(signal, at(seconds)).events
+        raised = cluster.raised("n1/0", seconds, "exception", step=16 + index * steps)
+        raised = raised.model_copy(update={"traceback": text})
+        events += cluster.monitor.signal(raised, at(seconds)).events
         if isinstance(events[-1], ErrorDetected):
             restart_plan(f"p{index + 2}", events[-1], cluster, "n1/0", generation=cluster.generation)
             complete(f"p{index + 2}", cluster, cluster.generation + 2)
@@ -73,16 +74,23 @@ def test_one_that_comes_much_later_is_another_incident() -> None:
     assert first.incident != second.incident
 
 
-def test_processes_that_are_killed_are_incidents_of_their_own() -> None:
+@pytest.mark.parametrize(("exit_code", "incidents"), [(-signal.SIGKILL, 2), (-signal.SIGSEGV, 2), (1, 1)])
+@pytest.mark.parametrize("output", [f"{traceback()}generation 4 from own\n", ""])
+def test_only_a_process_that_ends_by_itself_ends_of_what_it_has_printed(
+    exit_code: int, incidents: int, output: str
+) -> None:
+    """A survivor prints the broken collective that it goes on from; a signal ends it long afterwards."""
     cluster = Cluster()
     found = []
     for index in range(2):
         seconds = 1.0 + 10.0 * index
-        [error] = cluster.signal(cluster.exited("n1/0", seconds, step=16 + index), seconds)
+        exited = cluster.exited("n1/0", seconds, step=16 + index)
+        exited = exited.model_copy(update={"exit_code": exit_code, "last_output": output})
+        [error] = cluster.signal(exited, seconds)
         found.append(error)
         restart_plan(f"p{index + 2}", error, cluster, "n1/0", generation=cluster.generation)
         complete(f"p{index + 2}", cluster, cluster.generation + 2)
-    assert found[0].incident != found[1].incident
+    assert len({error.incident for error in found}) == (incidents if output else 2)
 
 
 def test_an_attempt_counts_for_the_limits_of_causes() -> None:
