@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
+import os
+import shutil
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
@@ -52,7 +59,82 @@ def test_a_text_is_tokenised_once_by_many_at_once(tmp_path: Path, text: Path) ->
     with ThreadPoolExecutor(8) as pool:
         prefixes = set(pool.map(lambda _: dataset_prefix(str(text), tmp_path), range(8)))
     assert len(prefixes) == 1
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", ".bin", ".idx"]
+    assert sorted(path.suffix for path in tmp_path.rglob("*") if path.is_file()) == ["", ".bin", ".idx"]
+
+
+def read(text: Path, cache: Path) -> list[tuple[int, ...]]:
+    """Return the tokens of all samples of a task over a text."""
+    return tokens(Samples(task(text), cache), range(1, 6))
+
+
+def files_of(cache: Path) -> list[Path]:
+    """Return the files of a cache."""
+    return sorted(path for path in cache.rglob("*") if path.is_file() and path.name != ".lock")
+
+
+def cut_and_die(path: str) -> None:
+    """Leave half of a file, and end as by the kernel's hand."""
+    os.truncate(path, os.path.getsize(path) // 2)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def open_and_die_at(text: Path, cache: Path, kind: str) -> None:
+    """Open the samples; the process is killed when the first file of a kind is half written."""
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    save, finalize = np.save, IndexedDatasetBuilder.finalize
+
+    def save_half(path: str, *arguments: Any, **options: Any) -> None:
+        save(path, *arguments, **options)
+        if path.endswith(kind):
+            cut_and_die(path)
+
+    def finalize_half(builder: Any, path: str) -> None:
+        finalize(builder, path)
+        if kind == ".idx":
+            cut_and_die(path)
+
+    with patch.object(np, "save", save_half), patch.object(IndexedDatasetBuilder, "finalize", finalize_half):
+        Samples(task(text), cache)
+
+
+@pytest.mark.parametrize("kind", [".idx", "document_index.npy", "sample_index.npy", "shuffle_index.npy"])
+def test_what_a_killed_process_has_half_written_is_read_by_nobody(kind: str, tmp_path: Path, text: Path) -> None:
+    expected = read(text, tmp_path / "whole")
+    cache = tmp_path / "cache"
+    process = multiprocessing.get_context("fork").Process(target=open_and_die_at, args=(text, cache, kind))
+    process.start()  # a fork, which has loaded megatron-core
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert read(text, cache) == expected
+    assert len(files_of(cache)) == len(files_of(tmp_path / "whole")), "nothing is left of the killed process"
+
+
+@pytest.mark.parametrize("part", [0.0, 0.02, 0.5])
+@pytest.mark.parametrize("which", ["document_index", "sample_index", "shuffle_index"])
+def test_an_index_that_cannot_be_read_is_made_anew(which: str, part: float, tmp_path: Path, text: Path) -> None:
+    expected = read(text, tmp_path)
+    (path,) = [path for path in files_of(tmp_path) if which in path.name]
+    size = path.stat().st_size
+    os.truncate(path, int(size * part))
+    assert read(text, tmp_path) == expected
+    assert path.stat().st_size == size
+
+
+def test_data_that_has_changed_has_an_index_of_its_own(tmp_path: Path, text: Path) -> None:
+    """Megatron-core names its index by the path of the data alone."""
+    prefix = dataset_prefix(str(text), tmp_path / "a")
+    data = tmp_path / "data"
+    for suffix in (".bin", ".idx"):
+        shutil.copy(f"{prefix}{suffix}", f"{data}{suffix}")
+    before = read(data, tmp_path / "cache")
+    (tmp_path / "other").write_text(corpus.generate(seed=9, size_bytes=3_000))
+    prefix = dataset_prefix(str(tmp_path / "other"), tmp_path / "b")
+    for suffix in (".bin", ".idx"):
+        shutil.copy(f"{prefix}{suffix}", f"{data}{suffix}")
+    after = read(data, tmp_path / "cache")
+    assert after != before
+    assert after == read(data, tmp_path / "fresh")
 
 
 def test_tokens_are_the_bytes_of_documents_with_an_end(tmp_path: Path) -> None:

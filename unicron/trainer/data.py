@@ -10,11 +10,10 @@ whatever becomes of its steps. Behind what was drawn then, epochs are appended (
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
-import os
-from collections.abc import Iterator
+import pickle
+import shutil
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,13 @@ import torch
 from unicron.errors import InvalidSpec
 from unicron.trainer.order import permuted
 from unicron.trainer.spec import Spec
+from unicron.trainer.whole_files import locked, make_folder
 
 END_OF_DOCUMENT = 256
 """Token at the end of each document of a byte-level text: the first value that is not a byte's."""
+
+TEXT = "text"
+"""The prefix of the files of a tokenised text, in a folder of their own."""
 
 
 class ByteTokenizer:
@@ -43,22 +46,12 @@ class ByteTokenizer:
         self.unique_identifiers = {"class": type(self).__name__, "vocabulary": vocabulary}
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder, made if missing, against the other processes of this machine that call this function."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+UNREADABLE = (OSError, ValueError, EOFError, pickle.UnpicklingError)
+"""What ``numpy.load`` raises for a file that is cut or overwritten."""
 
 
 def tokenise(text: Path, prefix: Path) -> None:
     """Write the bytes of a text file as an indexed dataset, one document for each block between blank lines.
-
-    Both files get their names when they are complete, the index last, so that a reader never finds half a dataset.
 
     Args:
         text: the text file.
@@ -69,18 +62,14 @@ def tokenise(text: Path, prefix: Path) -> None:
     """
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
-    bin_path, idx_path = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
     documents = [document for document in text.read_bytes().split(b"\n\n") if document.strip()]
     if not documents:
         raise InvalidSpec(f"data: {text} contains no text")
-    partial = f".{os.getpid()}.tmp"
-    builder = IndexedDatasetBuilder(str(bin_path) + partial, dtype=np.uint16)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
     for document in documents:
         tokens = np.append(np.frombuffer(document, dtype=np.uint8).astype(np.uint16), np.uint16(END_OF_DOCUMENT))
         builder.add_document(tokens, [len(tokens)])
-    builder.finalize(str(idx_path) + partial)
-    os.replace(str(bin_path) + partial, bin_path)
-    os.replace(str(idx_path) + partial, idx_path)
+    builder.finalize(f"{prefix}.idx")
 
 
 def dataset_prefix(data: str, cache: Path) -> Path:
@@ -99,13 +88,21 @@ def dataset_prefix(data: str, cache: Path) -> Path:
         return prefix
     if not given.is_file():
         raise InvalidSpec(f"data: {data} is neither an indexed dataset (.bin and .idx) nor a file")
-    stat = given.stat()
-    identity = f"{given.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
-    target = cache / f"bytes-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    folder = cache / f"bytes-{_digest(_version(given))}"
     with locked(cache):
-        if not Path(f"{target}.idx").is_file():
-            tokenise(given, target)
-    return target
+        if not folder.is_dir():
+            make_folder(folder, lambda beside: tokenise(given, beside / TEXT))
+    return folder / TEXT
+
+
+def _version(path: Path) -> str:
+    """Return what tells a file from others, and from itself once it has been changed."""
+    stat = path.stat()
+    return f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
 class Samples:
@@ -124,9 +121,6 @@ class Samples:
             InvalidSpec: the data cannot be read, has tokens beyond the vocabulary or has too few samples; or the
                 specification names another order than the checkpoint.
         """
-        from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-        from megatron.core.datasets.utils import Split
-
         self._spec = spec
         if recorded and spec.order_samples not in (0, recorded):
             raise InvalidSpec(
@@ -135,34 +129,12 @@ class Samples:
         self.drawn = recorded or spec.order
         """From how many samples the order was drawn."""
         prefix = dataset_prefix(spec.data, cache)
-        if prefix.parent == cache and spec.vocabulary <= END_OF_DOCUMENT:
+        if prefix.name == TEXT and prefix.parent.parent == cache and spec.vocabulary <= END_OF_DOCUMENT:
             raise InvalidSpec(f"model.vocabulary: {spec.vocabulary}; byte-level text needs {END_OF_DOCUMENT + 1}")
-        config = GPTDatasetConfig(
-            random_seed=spec.seed,
-            sequence_length=spec.sequence_length,
-            blend=([str(prefix)], None),
-            split="1,0,0",
-            path_to_cache=str(cache / "indices"),
-            tokenizer=ByteTokenizer(spec.vocabulary),
-            reset_position_ids=False,
-            reset_attention_mask=False,
-            eod_mask_loss=False,
-            create_attention_mask=False,
-        )
-        indexed = GPTDataset.build_low_level_dataset(str(prefix), config)
-        documents = np.arange(GPTDataset.numel_low_level_dataset(indexed), dtype=np.int32)
-
-        def opened(count: int) -> Any:
-            dataset = GPTDataset(indexed, str(prefix), documents, count, Split.train, config)
-            if len(dataset) < count:
-                raise InvalidSpec(f"data: {spec.data} gives {len(dataset)} samples of the {count} needed")
-            return dataset
-
-        # The builder writes its index files in place: one process builds, and the others find complete files.
         with locked(cache):
-            self._first = opened(self.drawn)
+            self._first = _opened(spec, prefix, self.drawn, cache)
             more = len(self._first) < spec.steps * spec.global_batch
-            self._epoch: Any = opened(1) if more else None
+            self._epoch: Any = _opened(spec, prefix, 1, cache) if more else None
 
     def ids(self, step: int, micro_batch: int) -> list[int]:
         """Return the sample ids of one micro-batch (counted from 0) of a step (counted from 1)."""
@@ -181,3 +153,52 @@ class Samples:
             return self._first[sample_id]
         number, index = divmod(beyond, len(self._epoch))
         return self._epoch[permuted(index, len(self._epoch), self._spec.seed, number)]
+
+
+def _opened(spec: Spec, prefix: Path, count: int, cache: Path) -> Any:
+    """Return megatron-core's dataset of a number of samples; the folder ``cache`` is locked.
+
+    Megatron-core writes its index files in place, and reads what lies there. So they are made in a folder of their own
+    for each order, and what cannot be read any more is made anew.
+
+    Raises:
+        InvalidSpec: there are too few samples.
+        OSError: the index files cannot be written.
+    """
+    data = _version(Path(f"{prefix}.idx"))
+    order = _digest(data, spec.seed, spec.sequence_length, spec.vocabulary, count, version("megatron-core"))
+    folder = cache / "indices" / order
+    found = None
+    if folder.is_dir():
+        try:
+            found = _dataset(spec, prefix, count, folder)
+        except UNREADABLE:
+            shutil.rmtree(folder)
+    if found is None:
+        make_folder(folder, lambda beside: _dataset(spec, prefix, count, beside))
+        found = _dataset(spec, prefix, count, folder)
+    if len(found) < count:
+        raise InvalidSpec(f"data: {spec.data} gives {len(found)} samples of the {count} needed")
+    return found
+
+
+def _dataset(spec: Spec, prefix: Path, count: int, folder: Path) -> Any:
+    """Return megatron-core's dataset of a number of samples; its index is read from a folder, or made there."""
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+    from megatron.core.datasets.utils import Split
+
+    config = GPTDatasetConfig(
+        random_seed=spec.seed,
+        sequence_length=spec.sequence_length,
+        blend=([str(prefix)], None),
+        split="1,0,0",
+        path_to_cache=str(folder),
+        tokenizer=ByteTokenizer(spec.vocabulary),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+    )
+    indexed = GPTDataset.build_low_level_dataset(str(prefix), config)
+    documents = np.arange(GPTDataset.numel_low_level_dataset(indexed), dtype=np.int32)
+    return GPTDataset(indexed, str(prefix), documents, count, Split.train, config)
