@@ -18,8 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from unicron import environment
+from unicron.errors import WrongLoop
 from unicron.megatron import cpu as megatron_cpu
 from unicron.trainer import spec
+
+LEFT_EARLY = (
+    "the script ended behind step {} of {}: its loop has to take every step that run.steps() yields. To train less, "
+    "give fewer steps; to end early, stop the task"
+)
 
 
 def train(spec_path: Path, *, directory: str = "", resume: str = "", data_directory: Path | None = None) -> None:
@@ -160,6 +166,9 @@ def child() -> int:
         link.exit(1)
     attached = agent_link.current()
     if attached is not None:
+        if code == 0 and (left := attached.undone()) is not None:
+            reporting.report(attached, WrongLoop(LEFT_EARLY.format(*left)), step=left[0] + 1)
+            code = 1
         if attached.at_end is not None and code == 0:
             attached.at_end()
         # Without destructors: a group's destructor may wait for peers that end too.

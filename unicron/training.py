@@ -125,6 +125,7 @@ class Training:
     def steps(self) -> Iterator[Step]:
         """Yield the steps to do, through all generations, until the last one is applied everywhere."""
         drained = False
+        self.link.undone = lambda: (self._applied(), self.total_steps)
         while self.link.at_end is None:  # else a script asks again behind the last step
             self._leave_generation()
             configure = self.link.next_generation(self._applied(), drained=drained)
@@ -136,7 +137,8 @@ class Training:
             end = yield from self._steps_of_generation()
             drained = end == "drained"
             if end == "complete" and self._attempt(self._finish):
-                return
+                break
+        self.link.undone = lambda: None
 
     def _steps_of_generation(self) -> Generator[Step, None, End]:
         """Yield the steps of one generation until it ends; return how it ended."""

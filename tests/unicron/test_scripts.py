@@ -119,6 +119,25 @@ async def test_a_mistake_that_would_train_wrongly_is_reported(
         assert f"{raised.error}: {raised.detail}".startswith(message)
 
 
+@pytest.mark.parametrize("leave", ["break", "sys.exit()", "raise SystemExit(0)"])
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_loop_that_is_left_before_the_last_step_is_a_mistake_that_says_so(
+    leave: str, workers: int, tmp_path: Path, spec_file: SpecFile
+) -> None:
+    after = f"if step.number == 2: import sys; {leave}" if leave != "break" else "if step.number == 2: break"
+    spec = spec_file(script=script(tmp_path, after=after))
+    names = [f"w{number}" for number in range(workers)]
+    async with agent(tmp_path / "run") as a:
+        await asyncio.gather(*(a.fork(name, spec) for name in names))
+        await a.configure(dict.fromkeys(names, "initial"))
+        await a.until(lambda: len(a.exits) == workers)
+        assert {(r.kind, r.error, r.step) for r in a.of(Raised)} == {("exception", "WrongLoop", 3)}
+        assert all("behind step 2 of 6" in r.detail for r in a.of(Raised))
+        assert len(a.of(Raised)) == workers
+        assert {code for _, code in a.exits.values()} == {1}
+        assert not a.of(Finished)
+
+
 async def test_a_script_that_differs_from_its_specification_is_reported(tmp_path: Path, spec_file: SpecFile) -> None:
     async with agent(tmp_path / "run") as a:
         await a.fork("w0", spec_file(script=script(tmp_path), steps=7))
