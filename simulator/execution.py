@@ -113,7 +113,7 @@ class Execution:
         if change.action != "end":
             self.transitions += 1
         if change.hold:
-            training.answered_s = now_s
+            training.answers += 1
             if isinstance(cause, ErrorDetected):
                 training.cause = cause.severity, cause.kind
             self._halt(training)

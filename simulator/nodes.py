@@ -43,13 +43,17 @@ class _Loss(NamedTuple):
 
 
 class _Error(NamedTuple):
-    """A fault of a process: of which task and rank, on which worker, and when it occurred."""
+    """A fault of a process: of which task and rank, on which worker, and when it occurred.
+
+    ``answers``: plans that had stopped the task before.
+    """
 
     training: Training
     kind: ErrorKind
     rank: int
     worker: str
     occurred_s: float
+    answers: int
 
 
 class Nodes:
@@ -162,7 +166,7 @@ class Nodes:
         for training in self._trainings.values():
             if training.ended:
                 continue
-            trains = training.formation is not None and node in training.formation.nodes
+            trains = _works_on(training, node)
             awaited = training.part is not None and node in training.part.nodes
             if not trains and not awaited:
                 continue
@@ -207,7 +211,7 @@ class Nodes:
         if task in self._trainings:
             running = [training for training in running if training.name == task]
         else:
-            running = [t for t in running if t.formation is not None and node in t.formation.nodes]
+            running = [training for training in running if _works_on(training, node)]
         if not running:
             return
         training = running[self._random.randrange(len(running))]
@@ -220,7 +224,7 @@ class Nodes:
         self.execution.interrupt(training, now_s)
         micro_batches = -(-training.spec.batch.micro_batches // formation.layout.data)
         after_s = self._policy.timing.detection_s(kind, training.step_s, micro_batches)
-        error = _Error(training, kind, rank, formation.members[rank], now_s)
+        error = _Error(training, kind, rank, formation.members[rank], now_s, training.answers)
         self._errors.append(error)
         self._agenda.at(now_s + after_s, lambda: self._find_error(error))
 
@@ -228,14 +232,14 @@ class Nodes:
         """Return whether a plan for another fault has had all processes begin anew meanwhile, or they have ended."""
         training = error.training
         gone = training.formation is None or training.ended or node_of(error.worker) in self.dead
-        return gone or training.answered_s >= error.occurred_s
+        return gone or training.answers > error.answers
 
     def _find_error(self, error: _Error) -> None:
         """Report a fault of a process, unless it is over."""
         self._errors.remove(error)
         if self._is_over(error):
             return
-        training, kind, rank, worker, occurred_s = error
+        training, kind, rank, worker, occurred_s, _ = error
         formation = training.formation
         assert formation is not None
         self.execution.report(training)
@@ -309,6 +313,13 @@ def _generation_at_work(training: Training, formation: Formation) -> int:
     part = training.part
     stages = part.change.stages if part is not None and part.change.hold else []
     return stages[-1].generation if stages else formation.generation
+
+
+def _works_on(training: Training, node: str) -> bool:
+    """Return whether a fault of a node stops a task: not where a plan that has stopped it goes on without the node."""
+    part = training.part
+    left = part is not None and part.stopped and node not in part.nodes
+    return training.formation is not None and node in training.formation.nodes and not left
 
 
 def _trains_on(training: Training, node: str) -> bool:

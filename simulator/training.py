@@ -64,7 +64,7 @@ class Training:
         formation: what it trains on, or trained on before a fault; None: it has no workers.
         part: its part of the newest plan, until all of it is done.
         faults: when the faults occurred from which it has not recovered.
-        answered_s: when the newest plan that stopped it was made.
+        answers: plans that have stopped it. A count tells plan and fault of one moment apart.
         cause: severity and kind of the newest fault.
         finish: the entry of its end, as far as its rate lets foresee it.
         ended: whether all its steps are done.
@@ -81,7 +81,7 @@ class Training:
     formation: Formation | None = None
     part: Part | None = None
     faults: list[float] = field(default_factory=list)
-    answered_s: float = -math.inf
+    answers: int = 0
     cause: tuple[Severity, ErrorKind] | None = None
     finish: Entry | None = None
     ended: bool = False

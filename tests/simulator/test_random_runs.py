@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.planner.log_fold import Fold
@@ -100,9 +100,18 @@ def test_random_runs(happens: list[Occurrence], policy: Policy, present: int) ->
     check(case, policy, {"round": small.policy().solve})
 
 
+AT_ONCE = [small.down(0.0, "n0"), small.up(0.0, "n0"), small.error(0.0, ErrorKind.PROCESS_EXIT, "n1")]
+"""A plan for the lost node, and then a fault that it does not answer, in one moment."""
+
+LEFT = [small.error(18_468.0, ErrorKind.DEVICE, "n0"), small.down(18_549.0, "n0")]
+"""A node is lost that a plan is just leaving."""
+
+
 @pytest.mark.parametrize("name", POLICIES)
 @settings(deadline=None, max_examples=3)
 @given(happens=occurrences)
+@example(happens=AT_ONCE)
+@example(happens=LEFT)
 def test_random_runs_of_policies(name: str, happens: list[Occurrence]) -> None:
     tasks = small.task("a", min=2), small.task("b", weight=2.0)
     case = small.workload(*happens, tasks=tasks, nodes=4, horizon_s=HORIZON_S)
