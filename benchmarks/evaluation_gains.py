@@ -28,11 +28,9 @@ ORACLE_SHARES = {"trace-a": 0.97, "trace-b": 0.90}
 """Least share of the oracle's accumulated WAF."""
 
 ADDITIONS: dict[str, dict[str, float]] = {
-    "rollouts": {"rollouts": 32},
-    "spare_nodes_max": {"rollouts": 32, "spare_nodes_max": 1},
     "memory_copies": {"memory_copies": 0},
 }
-"""What the live planner does beyond the paper: each part switched on, where it is off by default, or off."""
+"""What the live planner does beyond the paper, each part switched off."""
 
 
 def drawn(trace: str, case: int = 1) -> WorkloadOf:

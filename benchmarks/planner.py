@@ -17,8 +17,7 @@ The look-ahead is measured on a simulated cluster of 2,048 nodes with 8 workers 
 table, ``lookup_s`` for the answer to a node's loss, ``placement_s`` for its counts' workers, ``decide_s`` for the whole
 decision; ``event_bytes`` (bounded), ``field_bytes``, ``canonical_s`` and ``append_s`` for writing its event where the
 log has the throughput tables, ``event_with_tables_bytes`` for that of the first plan, which has them. ``moved``: the
-decision where a thousand workers change hands, and where every task gets another count. ``rollouts``: decisions with
-1,000 nodes that are compared in futures of the cluster, with nothing solved ahead.
+decision where a thousand workers change hands, and where every task gets another count.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.planner_decisions import NODE_WORKERS, measure_look_ahead, measure_moved, measure_rollouts
+from benchmarks.planner_decisions import NODE_WORKERS, measure_look_ahead, measure_moved
 from benchmarks.report import Report, at_least, run
 from benchmarks.timing import timed
 from shared.planning import compiled
@@ -47,12 +46,6 @@ MOST_TASK_BYTES = 800
 """Of a SEV1 plan's event for each task of its problem, where no table changed. Its part of the problem is 400 bytes, of
 the solution 170, of the alternatives 60; and two tasks that change, each with hundreds of workers in a few dozen runs,
 are up to 10 kB among 64 tasks. With 64 tasks the bound is 51 kB; each table alone would be 5 to 40 kB."""
-
-ROLLOUT_NODES, ROLLOUT_DECISIONS = 1000, 100
-"""Cluster and number of the plans that are compared in futures."""
-
-MOST_DECIDE_S = 0.2
-"""A tenth of the time in which a lost node is noticed."""
 
 PAPER_LIMIT_S = 5.0
 """The paper's program is run in full where it takes no longer."""
@@ -213,9 +206,6 @@ def measure(options: argparse.Namespace, report: Report) -> None:
         report.line("look-ahead", **row)
         # Counted in bytes of a seeded cluster: the same on every machine.
         report.at_most("bytes of a SEV1 plan, no table changed", row["event_bytes"], MOST_TASK_BYTES * tasks)
-        row = measure_rollouts(ROLLOUT_NODES, tasks, ROLLOUT_DECISIONS)
-        report.line("rollouts", **row)
-        report.at_most("p99 of a plan with futures at 1,000 nodes, s", row["decide_p99_s"], MOST_DECIDE_S)
         for moved in (1000, None):
             report.line("moved", **measure_moved(nodes, tasks, moved, options.rounds))
     if options.degenerate:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 import statistics
 import tempfile
-from collections import Counter
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -19,12 +17,11 @@ from services.planner.evolve import evolve
 from services.planner.lookahead import LookAhead
 from services.planner.problem import build_problem
 from services.planner.state import Node, State, Task
-from shared.events import ClusterConfigured, ErrorDetected, PlanDecided
+from shared.events import ErrorDetected, PlanDecided
 from shared.log.log import EventLog
 from shared.model import canonical_json
 from shared.planning.solver import evaluate, solve, solve_with_alternatives
 from shared.plans import Layout, Problem, Solution
-from shared.settings import Settings
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import parse_spec
 
@@ -170,41 +167,6 @@ def measure_look_ahead(nodes: int, tasks: int, rounds: int) -> dict[str, Any]:
         "field_bytes": {name: len(canonical_json(part)) for name, part in json.loads(text).items() if part},
         "canonical_s": canonical_s,
         "append_s": append_s,
-    }
-
-
-def measure_rollouts(nodes: int, tasks: int, decisions: int) -> dict[str, Any]:
-    """Return one line: plans with all futures, nothing solved ahead, while more and more nodes are away."""
-    at = START + timedelta(hours=1)
-    planned = solve(build_problem(cluster(nodes, tasks), at)).assignment
-    state = cluster(nodes, tasks, planned)
-    fields = Settings.model_fields.keys() & ClusterConfigured.model_fields.keys()
-    values = {name: Settings.model_fields[name].get_default(call_default_factory=True) for name in fields}
-    values |= {"rollouts": 32, "spare_nodes_max": 1}  # off by default
-    state = state.model_copy(update={"config": ClusterConfigured(event_id="configured", occurred_at=START, **values)})
-    seconds, labels = [], Counter[str]()
-    decide(evolve(state, lost("n0000", at), at), lost("n0000", at), at)  # makes the throughput tables
-    for i in range(decisions):
-        event = lost(f"n{i * nodes // (2 * decisions):04d}", at)
-        state = evolve(state, event, at)
-        took_s, (plan,) = timed(partial(decide, state, event, at))
-        seconds.append(took_s)
-        assert isinstance(plan, PlanDecided)
-        assert plan.solution is not None
-        labels[plan.solution.label] += 1
-        state = evolve(state, plan, at)
-        at += timedelta(minutes=10)
-    ordered = sorted(seconds)
-    return {
-        "benchmark": "rollouts",
-        "workers": nodes * NODE_WORKERS,
-        "tasks": tasks,
-        "rollouts": int(state.parameter("rollouts")),
-        "decisions": decisions,
-        "decide_s": statistics.median(seconds),
-        "decide_p99_s": ordered[math.ceil(0.99 * decisions) - 1],
-        "decide_most_s": ordered[-1],
-        "taken": dict(labels),
     }
 
 

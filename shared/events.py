@@ -36,7 +36,6 @@ from shared.observed_events import Observation as Observation
 from shared.observed_events import TaskCheckpointFailed as TaskCheckpointFailed
 from shared.observed_events import TaskIdentified as TaskIdentified
 from shared.observed_events import WorkerSlowed as WorkerSlowed
-from shared.outlook import Outlook
 from shared.plans import LoggedTable, Problem, Response, SlowWorkers, Solution, TaskChange, Trigger
 from shared.request_events import IncidentAcknowledged as IncidentAcknowledged
 from shared.request_events import IncidentNoted as IncidentNoted
@@ -59,14 +58,14 @@ class ClusterConfigured(ClusterEvent):
     checkpoint. ``starvation_s``: a task that has waited this long for workers comes before running tasks; 0: never.
     ``allow_pausing``: whether a running task may lose all its workers to a task with a higher weight. ``policy``: the
     policy that decides in a simulated history; empty: Unicron's own, as in every log of a running system.
-    ``rollouts``: futures by which plans are compared; 0: the paper's objective alone. ``memory_copies``: whether plans
-    count on snapshots in memory where replicas span workers. ``repair_prior_s``: mean time from a node's loss to its
-    return until some are known. ``spare_nodes_max``: most nodes left free for replacements. ``prices``: of a
+    ``memory_copies``: whether plans count on snapshots in memory where replicas span workers. ``prices``: of a
     worker-hour by kind, in place of ``price_per_worker_hour``. ``value_per_eflop``: of 1e18 FLOP; 0: nothing is priced.
+
+    Version 2 has no ``rollouts``, ``repair_prior_s`` and ``spare_nodes_max`` (docs/decisions, 0018).
     """
 
     type: Literal["cluster.configured"] = "cluster.configured"
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     mtbf_node_s: float
     throughput_hysteresis: float
     transition_prior_s: float
@@ -77,10 +76,7 @@ class ClusterConfigured(ClusterEvent):
     starvation_s: float = 0.0
     allow_pausing: bool = False
     policy: str = Field(default="", exclude_if=lambda policy: policy == "")
-    rollouts: int = 0
     memory_copies: bool = False
-    repair_prior_s: float = 86_400.0
-    spare_nodes_max: int = 0
     prices: dict[str, float] = Field(default_factory=dict, exclude_if=lambda prices: not prices)
     value_per_eflop: float = Field(default=0.0, exclude_if=lambda value: value == 0.0)
 
@@ -235,14 +231,15 @@ class PlanDecided(ClusterEvent):
     plan takes over. ``queued``: tasks that are left without workers, with the reason. ``decider``: number of the
     decision code that made the plan (``services.planner.decide.DECIDER``); plans from before the field are of decider
     1. ``tables``: throughput tables that the problem names, by digest, where no earlier plan has them (docs/log.md,
-    "What a plan says once"). ``slow``: how slow workers are used, where there are some. ``outlook``: the futures
-    by which the solution was compared with others, where it was. ``checkpoint_every_s``: of each task that has workers
-    once the plan is carried out, the time between two checkpoints that loses the least at the measured rate of losses
-    (``shared.planning.checkpoint_interval``); where the solver was asked, since decider 6.
+    "What a plan says once"). ``slow``: how slow workers are used, where there are some. ``checkpoint_every_s``: of
+    each task that has workers once the plan is carried out, the time between two checkpoints that loses the least at
+    the measured rate of losses (``shared.planning.checkpoint_interval``); where the solver was asked, since decider 6.
+
+    Version 2 has no ``outlook`` (docs/decisions, 0018).
     """
 
     type: Literal["plan.decided"] = "plan.decided"
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     decider: int = Field(default=1, ge=1)
     plan: str
     trigger: Trigger
@@ -258,7 +255,6 @@ class PlanDecided(ClusterEvent):
     alternatives: list[Solution] = Field(default_factory=list)
     tables: dict[str, LoggedTable] = Field(default_factory=dict)
     slow: SlowWorkers | None = Field(default=None, exclude_if=lambda value: value is None)
-    outlook: Outlook | None = Field(default=None, exclude_if=lambda value: value is None)
     checkpoint_every_s: dict[str, float] = Field(default_factory=dict, exclude_if=lambda value: not value)
 
     def canonical(self) -> str:
@@ -307,7 +303,7 @@ class StateMoved(ClusterEvent):
 
 
 Event = Annotated[
-    ClusterConfigured
+    Annotated[ClusterConfigured, BeforeValidator(upcast_given)]
     | Annotated[TaskSubmitted, BeforeValidator(upcast_given)]
     | TaskStopRequested
     | TaskStopRefused
@@ -335,7 +331,7 @@ Event = Annotated[
     | IncidentNoted
     | IncidentAcknowledged
     | ErrorDetected
-    | PlanDecided
+    | Annotated[PlanDecided, BeforeValidator(upcast_given)]
     | Annotated[StateMoved, BeforeValidator(upcast_given)],
     Field(discriminator="type"),
 ]

@@ -278,18 +278,9 @@ class Settings(BaseSettings, EscalationLimits):
     percent of the work done in four hours."""
     allow_pausing: bool = False
     """Whether a running task may lose all its workers to a task with a higher weight."""
-    rollouts: int = Field(default=0, ge=0, le=1024)
-    """Futures by which a plan is compared with others (docs/planner.md, "More than one step ahead"); 0: the paper's
-    objective alone, since futures have gained nothing where transitions take seconds (decision 0016). The mean of 32
-    differences is known to a fifth of their scatter."""
     memory_copies: bool = True
     """Whether plans count on snapshots in memory (``checkpoint.memory_every``) where a replica spans several workers:
     transitions then cost a transfer between memories, and otherwise a restore, which is an upper bound."""
-    repair_prior_s: Seconds = 86_400.0
-    """Mean time from the loss of a node to its return until the log has some: between a restart (minutes) and the
-    repairs of the Unicron paper's trace-a (1 to 7 days). The first returns that the log has outweigh it."""
-    spare_nodes_max: int = Field(default=0, ge=0, le=8)
-    """Most nodes that a plan may leave free for replacements where futures say that this pays; 0: none."""
     price_per_worker_hour: float = Field(default=2.0, ge=0)
     """In ``currency``."""
     prices: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)

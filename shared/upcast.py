@@ -34,7 +34,23 @@ def _task_submitted_1(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "spec": {**spec, "checkpoint": {"memory_every": 1, **place}}}
 
 
+def _cluster_configured_1(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 2 has no parameters of futures, which plans are no longer compared in."""
+    gone = ("rollouts", "repair_prior_s", "spare_nodes_max")
+    return {name: value for name, value in data.items() if name not in gone}
+
+
+def _plan_decided_1(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 2 has no ``outlook``, the futures of a plan; decider 5 had its advice on checkpoints there."""
+    rest = {name: value for name, value in data.items() if name != "outlook"}
+    outlook = data.get("outlook")
+    advice = outlook.get("checkpoint_every_s") if isinstance(outlook, dict) else None
+    return {"checkpoint_every_s": advice, **rest} if advice else rest
+
+
 STEPS: Mapping[tuple[str, int], Step] = {
+    ("cluster.configured", 1): _cluster_configured_1,
+    ("plan.decided", 1): _plan_decided_1,
     ("state.moved", 1): _state_moved_1,
     ("task.submitted", 1): _task_submitted_1,
 }

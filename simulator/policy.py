@@ -80,7 +80,7 @@ class Timing(Protocol):
         ...
 
 
-ONE_STEP: dict[str, float] = {"rollouts": 0, "spare_nodes_max": 0, "memory_copies": 0}
+ONE_STEP: dict[str, float] = {"memory_copies": 0}
 """Fields of ``cluster.configured`` that switch off what plans do beyond the paper's objective."""
 
 

@@ -108,7 +108,7 @@ def compare_histories(
         replayer: the log.
         name: of the log, for reports.
         changes: what is changed.
-        seeds: pairs of runs. A seed draws what the log leaves open, and futures where plans are compared in them.
+        seeds: pairs of runs. A seed draws what the log leaves open.
         progress: called with the share of the work that is done.
 
     Raises:

@@ -191,5 +191,3 @@ def _of_changes(history: History, changes: Changes) -> Iterator[str]:
         )
     if any(key.startswith("weight.") for key in changes.given):
         yield "accumulated WAF counts with the changed weights in every column"
-    if history.workload.parameters.get("rollouts", 0.0) > 0.0 and history.seeds == 1:
-        yield "plans are compared in drawn futures (rollouts); --seeds 5 shows how much the draws matter"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from services.api.flop_text import flop
 from shared.events import PlanDecided
-from shared.outlook import Outlook
 from shared.planning.waf import touches, transition_s
 from shared.plans import Problem, Response, SlowWorkers, Solution, Stage, TaskChange, TaskProblem, Trigger
 
@@ -44,7 +43,6 @@ _LABELS = {
     "keep": "keep all counts",
     "only-faulted-shrinks": "only the faulted task shrinks",
     "equal-split": "equal shares",
-    "patient": "best up to the eighth failure",
 }
 
 _SLOW_LABELS = {
@@ -70,8 +68,6 @@ def explain(plan: PlanDecided) -> str:
         lines += ["", *(f"Task {name} waits: {reason}." for name, reason in sorted(plan.queued.items()))]
     if plan.problem is not None and plan.solution is not None:
         lines += ["", *_objective(plan.problem, plan.solution), *_alternatives(plan.solution, plan.alternatives)]
-    if plan.outlook is not None:
-        lines += ["", *_outlook(plan.outlook)]
     if plan.slow is not None:
         lines += ["", *_slow(plan.slow)]
     lines += _checkpoints(plan)
@@ -180,31 +176,11 @@ def _alternatives(best: Solution, alternatives: list[Solution]) -> list[str]:
     return lines
 
 
-def _outlook(outlook: Outlook) -> list[str]:
-    """Return lines for what the solutions are worth in futures of the cluster."""
-    reach = ", ".join(
-        f"{horizon_s:.4g} s{f' on {kind}' if len(outlook.horizon_s) > 1 else ''}"
-        for kind, horizon_s in outlook.horizon_s.items()
-    )
-    lines = [
-        f"In the mean of {outlook.rollouts} futures of {reach}, in which a node is lost every "
-        f"{1.0 / outlook.node_loss_per_s:.4g} s of its own time:"
-    ]
-    for node, seconds in outlook.returns_s.items():
-        lines.append(f"  node {node} is back after {seconds:.4g} s, or the end of the future")
-    for i, each in enumerate(outlook.choices):
-        label = "chosen: " if i == 0 else ""
-        than = "" if each.label == "best" else f", {_more_or_less(each.gain)} than best (+- {flop(each.gain_error)})"
-        lines.append(f"  {label}{each.label}: {flop(each.value)}{than}")
-    return lines
-
-
 def _checkpoints(plan: PlanDecided) -> list[str]:
-    """Return lines for the checkpoints that lose the least; decider 5 had them in the outlook."""
-    found = plan.checkpoint_every_s or (plan.outlook.checkpoint_every_s if plan.outlook is not None else {})
-    if not found:
+    """Return lines for the checkpoints that lose the least."""
+    if not plan.checkpoint_every_s:
         return []
-    advice = ", ".join(f"{task} every {every_s:.3g} s" for task, every_s in found.items())
+    advice = ", ".join(f"{task} every {every_s:.3g} s" for task, every_s in plan.checkpoint_every_s.items())
     return ["", f"At the measured rate of losses, these checkpoints lose the least: {advice}."]
 
 

@@ -59,7 +59,7 @@ from shared.severities import Severity
 SERVICE = "planner"
 """Name of this service in the ids of the events that it derives from a cause (``derived_id``)."""
 
-DECIDER = 6
+DECIDER = 7
 """Number of this decision code; every plan carries it.
 
 Raise it by one in every change after which some log would be decided differently, or the same decision written in
@@ -108,7 +108,7 @@ def decide(
         return []
     if draft.question is not None:
         posed, why = draft.question
-        draft.solved = reconfigure(posed, at, why, solve, event.event_id)
+        draft.solved = reconfigure(posed, at, why, solve)
         draft.changes += draft.solved.changes
     return _events(state, event, at, draft, digest=digest)
 
@@ -324,7 +324,6 @@ def _events(state: State, event: EventBase, at: datetime, draft: _Draft, *, dige
         alternatives=[other.without_terms() for other in solved.alternatives] if solved else [],
         tables=solved.tables if solved else {},
         slow=solved.slow if solved else None,
-        outlook=solved.outlook if solved else None,
         checkpoint_every_s=checkpoint_every_s(state, at, changes) if solved and digest else {},
     )
     return [plan, *_stops(event, at, draft.stopped)]

@@ -13,7 +13,6 @@ from itertools import pairwise
 from math import isclose
 
 from services.planner.reconfigure import Solve
-from services.planner.rollouts import is_sure
 from services.planner.state import State, Task, node_of
 from shared.errors import InvalidInput
 from shared.events import (
@@ -228,7 +227,6 @@ def _solved(before: State, after: State, plan: PlanDecided, solve: Solve) -> Ite
     tables = {**before.tables, **plan.tables}
     if all(task.table in tables for task in problem.tasks if task.table):  # what is missing is named beside this
         yield from _best(problem.with_tables(tables), plan, solution, solve)
-    yield from _outlook(plan, solution)
     for posed in problem.tasks:
         members = after.tasks[posed.name].members if posed.name in after.tasks else ()
         if len(members) != solution.assignment.get(posed.name, 0):
@@ -266,14 +264,14 @@ def _posed(before: State, problem: Problem) -> Iterator[str]:
 def _best(problem: Problem, plan: PlanDecided, solution: Solution, solve: Solve) -> Iterator[str]:
     """Yield where the recorded solutions are not worth what they claim, or the best of them is not the best.
 
-    That is the solution itself, or an alternative which futures were worth more than.
+    That is the solution itself. Deciders 5 and 6 could prefer it to the best, which is then among the alternatives.
     """
     try:
         best, _ = solve(problem)
     except InvalidInput as err:
         yield f"its problem cannot be solved: {err.detail}"
         return
-    compared = [solution, *plan.alternatives] if plan.outlook is not None else [solution]
+    compared = [solution, *plan.alternatives] if plan.decider in (5, 6) else [solution]
     recorded_best = next((each for each in compared if each.label == "best"), solution)
     if not _equal(best.objective, recorded_best.objective):
         yield f"solved again, the objective is {best.objective!r}; recorded is {recorded_best.objective!r}"
@@ -284,19 +282,6 @@ def _best(problem: Problem, plan: PlanDecided, solution: Solution, solve: Solve)
         same = _same_total(value, recorded) if recorded.waf_flop_per_s is not None else _same_terms(value, recorded)
         if not _equal(value.objective, recorded.objective) or not same:
             yield f"{recorded.label} is worth {value.objective!r}; recorded is {recorded.objective!r}"
-
-
-def _outlook(plan: PlanDecided, solution: Solution) -> Iterator[str]:
-    """Yield where the values in futures do not lead to the solution."""
-    if plan.outlook is None:
-        return
-    taken, *others = plan.outlook.choices
-    if taken.label != solution.label:
-        yield f"by its futures the solution is {taken.label}; recorded is {solution.label}"
-    if taken.label != "best" and not is_sure(taken):
-        yield f"{taken.label} is worth {taken.gain!r} more than the best, which may be chance"
-    if any(other.value > taken.value and is_sure(other) for other in others):
-        yield f"another solution is worth more in its futures than {taken.label}"
 
 
 def _same_terms(one: Solution, other: Solution) -> bool:

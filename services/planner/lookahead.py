@@ -132,22 +132,22 @@ def foreseen(
         if posed is not None and has_question(posed):
             states += posed_states(posed)
             for way in posed_states(posed):
-                yield from posed_inputs(way, at, cache).every
+                yield from posed_inputs(way, at, cache)
         elif posed is not None:
             firsts.append((event, after))
             states.append(posed)
-            yield from posed_inputs(posed, at, cache).every
+            yield from posed_inputs(posed, at, cache)
     others: list[Event] = [*node_joins(state, at), *task_ends(state, at), *task_failures(state, at)]
     for other in others:
         if (posed := asked(evolve(state, other, at), other)) is not None:
             for way in posed_states(posed):
                 states.append(way)
-                yield from posed_inputs(way, at, cache).every
+                yield from posed_inputs(way, at, cache)
     later = at + timedelta(seconds=HORIZON_S)
     for posed in states:
         # The later problem differs from the present one only if D_running takes a step on its grid.
         if horizons_s(posed, at) != horizons_s(posed, later):
-            yield from posed_inputs(posed, later, cache).every
+            yield from posed_inputs(posed, later, cache)
     if has_question(state):
         return
     yield from hits.of(state, present, lambda hit: node_join(state.nodes[hit.node], at))

@@ -187,10 +187,7 @@ def configuration(settings: Settings, *, event_id: str, clock: Clock) -> Cluster
         storage_bytes_per_s=settings.storage_bytes_per_s,
         starvation_s=settings.starvation_s,
         allow_pausing=settings.allow_pausing,
-        rollouts=settings.rollouts,
         memory_copies=settings.memory_copies,
-        repair_prior_s=settings.repair_prior_s,
-        spare_nodes_max=settings.spare_nodes_max,
         prices=settings.prices,
         value_per_eflop=settings.value_per_eflop,
     )

@@ -11,7 +11,6 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from services.planner.candidates import inputs_with_fewer_nodes, patient_inputs
 from services.planner.decide import asked
 from services.planner.evolve import evolve
 from services.planner.next_events import NodeClass, TaskShare
@@ -35,26 +34,9 @@ PAUSE_S = "pause_s"
 """Name of the cost of a pause, the only entry of ``transition_to_s``: a task that was hit cannot save its step."""
 
 
-class Posed(NamedTuple):
-    """The problem that a state poses. ``pools``: its inputs. ``further``: those of what futures ask beside it."""
-
-    pools: PoolInputs
-    further: PoolInputs
-
-    @property
-    def every(self) -> PoolInputs:
-        """The inputs of all of them."""
-        return [*self.pools, *self.further]
-
-
-def posed_inputs(state: State, at: datetime, cache: TableCache) -> Posed:
-    """Return the inputs of the problem that the state poses, and of those that follow from it."""
-    problem = build_problem(state, at)
-    pools = [Inputs.of(pool, cache) for pool in pools_of(problem)]
-    if state.arrangement is not None:  # ways to use slow workers are not compared by futures
-        return Posed(pools, [])
-    running_s = horizons_s(state, at)
-    return Posed(pools, [*patient_inputs(state, pools, running_s), *inputs_with_fewer_nodes(state, problem, cache)])
+def posed_inputs(state: State, at: datetime, cache: TableCache) -> PoolInputs:
+    """Return the inputs of the problem that the state poses."""
+    return [Inputs.of(pool, cache) for pool in pools_of(build_problem(state, at))]
 
 
 class _Template(NamedTuple):
@@ -85,19 +67,15 @@ class NodeProblems:
         for hit in classes:
             size = hit.hardware, hit.workers, hit.cordoned, hit.draining
             if size not in templates:
-                templates[size] = made = self._template(state, event(hit))
-                if made is not None:
-                    yield from inputs_with_fewer_nodes(made.state, made.problem, self._cache)
+                templates[size] = self._template(state, event(hit))
             template = templates[size]
             if template is None:
                 continue
             numbers = {share.task: self._numbers(state, template, event, hit, share) for share in hit.shares}
             if None not in numbers.values():
-                pools = list(_patched(template, numbers))
-                yield from pools
-                yield from patient_inputs(template.state, pools, template.running_s)
+                yield from _patched(template, numbers)
             elif (posed := asked(evolve(state, event(hit), self._at), event(hit))) is not None:
-                yield from posed_inputs(posed, self._at, self._cache).every
+                yield from posed_inputs(posed, self._at, self._cache)
 
     def _template(self, state: State, event: Event) -> _Template | None:
         """Return the template after the event; None if the solver is not asked about the event."""

@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Any
 
 from services.planner.blame import blamed_node
-from services.planner.durations import NOTHING
 from services.planner.slow_workers import forget_slowness
 from services.planner.state import Node, State, node_of, without
 from services.planner.usable_nodes import nodes_of, replaced
@@ -44,9 +43,7 @@ def join_node(state: State, event: NodeJoined, at: datetime) -> State:
         since=at,
         hardware=event.hardware,
         cordoned=old is not None and old.cordoned,
-        lives=old.lives if old is not None else None,
     )
-    state = _with_repair(state, old, at)
     for task in state.tasks.values():
         if node.name in nodes_of(task.occupied):
             elsewhere = tuple(worker for worker in task.occupied if node_of(worker) != node.name)
@@ -74,14 +71,6 @@ def _counted(kinds: dict[str, dict[int, int]], old: Node | None, new: Node) -> d
     return {kind: {k: n for k, n in sizes.items() if n} for kind, sizes in kinds.items() if any(sizes.values())}
 
 
-def _with_repair(state: State, node: Node | None, at: datetime) -> State:
-    """Return the state with the time that a node was away, which is back now, if it had been lost."""
-    if node is None or node.lost_at is None or node.injected:
-        return state
-    away_s = (at - node.lost_at).total_seconds()
-    return state.model_copy(update={"repairs": state.repairs.with_one(away_s, ended=True)})
-
-
 def lose_node(state: State, name: str, event: ErrorDetected, at: datetime) -> State:
     """Return the state after a usable node was lost or isolated because of an error."""
     node = state.nodes.get(name)
@@ -92,11 +81,8 @@ def lose_node(state: State, name: str, event: ErrorDetected, at: datetime) -> St
         return _with_node(state, node, away=away)
     state = _with_usable_time(state, node, at)
     reason = f"{event.kind.value} ({event.incident})"
-    injected = _is_injected(state, name, at)
-    lives = (node.lives or NOTHING).with_one((at - node.since).total_seconds(), ended=not injected)
-    changes = {"reason": reason, "away": away, "lost_at": at, "lives": lives, "injected": injected}
-    state = _with_node(state, node, usable=False, since=at, **changes)
-    state = state.model_copy(update={"losses": state.losses + (not injected)})
+    state = _with_node(state, node, usable=False, since=at, reason=reason, away=away)
+    state = state.model_copy(update={"losses": state.losses + (not _is_injected(state, name, at))})
     return lose_workers(forget_slowness(state, node.workers), node.workers)
 
 
@@ -123,7 +109,7 @@ def leave_node(state: State, event: NodeLeft, at: datetime) -> State:
     if node.usable:
         state = _with_usable_time(state, node, at)
     reason = f"left: {event.reason}"
-    state = _with_node(state, node, usable=False, since=at, reason=reason, away=True, lost_at=None)
+    state = _with_node(state, node, usable=False, since=at, reason=reason, away=True)
     return lose_workers(forget_slowness(state, node.workers), node.workers)
 
 
@@ -149,8 +135,7 @@ def return_node(state: State, event: NodeReturned, at: datetime) -> State:
     state = _with_node(state, node, cordoned=False, draining=False)
     if node.usable or node.away:
         return state
-    state = _with_repair(state, node, at)
-    return _with_node(state, state.nodes[node.name], usable=True, since=at, reason="", lost_at=None)
+    return _with_node(state, state.nodes[node.name], usable=True, since=at, reason="")
 
 
 def lose_workers(state: State, workers: Iterable[str], name: str | None = None) -> State:

@@ -19,13 +19,11 @@ from services.planner.logged_tables import unlogged_tables
 from services.planner.placement import Placed, place
 from services.planner.problem import Solve as Solve
 from services.planner.problem import build_problem, staying_workers, wanting, withheld_workers
-from services.planner.rollouts import rank
 from services.planner.slow_choices import has_question, ranking
 from services.planner.slow_workers import forget_slowness, lent_workers, slowdown_of, taken_members
 from services.planner.state import State, Task, node_of, without
 from services.planner.throughput_tables import layout_of
 from services.planner.usable_nodes import open_workers, usable_workers
-from shared.outlook import Outlook
 from shared.planning.waf import touches
 from shared.plans import LoggedTable, Problem, SlowWorkers, Solution, TaskChange
 
@@ -36,7 +34,6 @@ class Reconfiguration:
 
     ``changes``: of the tasks that are touched. ``queued``: why each task without workers has none. ``tables``: the
     throughput tables of the problem that the log does not have yet, by digest. ``slow``: how slow workers are used.
-    ``outlook``: the futures by which the solution was compared with others.
     """
 
     changes: list[TaskChange]
@@ -46,35 +43,26 @@ class Reconfiguration:
     alternatives: list[Solution]
     tables: dict[str, LoggedTable]
     slow: SlowWorkers | None = None
-    outlook: Outlook | None = None
 
 
-def reconfigure(state: State, at: datetime, why: str, solve: Solve, cause: str) -> Reconfiguration:
+def reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfiguration:
     """Return the best assignment for the state, with workers for all tasks that it changes.
 
     Only tasks that are faulted, or whose count the solver changes, are touched. ``why``: what happened, in words.
-    ``cause``: id of the event that is answered, from which futures follow (``rollouts.py``).
 
     The workers of cordoned nodes count for the solver like all others, and can be given to no other task. Where its
     answer cannot be placed for that reason, tasks leave the cordoned nodes.
     """
     try:
-        return _reconfigure(state, at, why, solve, cause)
+        return _reconfigure(state, at, why, solve)
     except NoRoom:
-        return _reconfigure(without_cordons(state), at, why, solve, cause)
+        return _reconfigure(without_cordons(state), at, why, solve)
 
 
-def _reconfigure(state: State, at: datetime, why: str, solve: Solve, cause: str) -> Reconfiguration:
+def _reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfiguration:
     if not has_question(state):
         problem = build_problem(state, at)
-        answer = solve(problem)
-        taken, outlook = rank(state, at, cause, problem, answer, solve)
-        try:
-            return replace(_carried_out(state, at, why, problem, taken[0], taken[1:]), outlook=outlook)
-        except NoRoom:
-            if taken[0] is answer[0]:
-                raise
-            return _carried_out(state, at, why, problem, *answer)
+        return _carried_out(state, at, why, problem, *solve(problem))
     ranked = ranking(state, at, solve)
     for choice in ranked.choices:
         try:

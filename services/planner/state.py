@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field
 
-from services.planner.durations import NOTHING, Observed
 from shared.events import ClusterConfigured
 from shared.model import Value
 from shared.plans import Layout, LoggedTable, TaskChange
@@ -47,9 +46,6 @@ class Node(Value):
     ``usable``: false once the node is lost, isolated or left. ``since``: when ``usable`` changed last. ``reason``: why
     it is not usable. ``away``: its agent is lost or has left, so only ``node.joined`` makes it usable again.
     ``cordoned``: a user wants no new work on it; that holds over incarnations. ``draining``: tasks are to leave it.
-    ``lost_at``: when it was lost or isolated because of an error, until it is back or has left in order. ``lives``: how
-    long its earlier incarnations were usable until they were lost; None: it was never lost. ``injected``: whether a
-    fault that a user asked for was the cause of its last loss.
     """
 
     name: str
@@ -63,9 +59,6 @@ class Node(Value):
     away: bool = False
     cordoned: bool = False
     draining: bool = False
-    lost_at: datetime | None = None
-    lives: Observed | None = None
-    injected: bool = False
 
     @property
     def open(self) -> bool:
@@ -263,7 +256,6 @@ class State(Value):
         plans: number of plans made.
         losses: number of node failures, without those that a user asked for.
         node_s: seconds that nodes were usable, up to their loss.
-        repairs: how long lost nodes were away until they were back.
         injected: when a user last asked for a fault on each node.
         incidents: number of SEV1 and SEV2 incidents of each node over all its incarnations.
         transitions: number of measured transitions of running tasks, and the sum of their seconds, by kind.
@@ -281,7 +273,6 @@ class State(Value):
     plans: int = 0
     losses: int = 0
     node_s: float = 0.0
-    repairs: Observed = NOTHING
     injected: dict[str, datetime] = Field(default_factory=dict)
     incidents: dict[str, int] = Field(default_factory=dict)
     transitions: dict[TransitionKind, tuple[int, float]] = Field(default_factory=dict)

@@ -57,10 +57,7 @@ class SettingsInput(Model):
     storage_bytes_per_s: Annotated[float, Field(gt=0)] = 1.0
     starvation_s: Annotated[float, Field(ge=0)] = 0.0
     allow_pausing: bool = False
-    rollouts: Annotated[int, Field(ge=0, le=1024)] = 0
     memory_copies: bool = False
-    repair_prior_s: Seconds = 1.0
-    spare_nodes_max: Annotated[int, Field(ge=0, le=8)] = 0
     prices: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     value_per_eflop: Annotated[float, Field(ge=0)] = 0.0
     price_per_worker_hour: Annotated[float, Field(ge=0)] = 0.0

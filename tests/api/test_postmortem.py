@@ -32,7 +32,7 @@ from tests.api.pages import ParsedPage, history
 from tests.logs.kit import FOLDER, GOLDEN, read_rows
 
 DEMO = FOLDER / "demo-5.jsonl"
-"""A log of the demo: a kill, an exception, a hang and a lost node. Its plans are chosen in futures of the cluster."""
+"""A log of the demo: a kill, an exception, a hang and a lost node."""
 
 
 def post_mortems(golden: Path, folder: Path) -> Iterator[tuple[PostMortem, list[Recorded]]]:

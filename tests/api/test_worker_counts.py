@@ -113,13 +113,8 @@ def test_replanning_gives_what_the_solver_finds_without_the_worker() -> None:
     assert sentences.replanned(model).startswith("a 4, b 3; all tasks together worth")
 
 
-def test_workers_that_a_plan_keeps_free_are_no_reason_to_replan() -> None:
+def test_free_workers_that_would_help_are_given_at_the_next_trigger() -> None:
     problem = Problem(workers=8, tasks=[task("a", LINEAR)])
-    model = replanned("p1", problem, {"a": 4}, "a", 4, 1, keeps_free=True)
-    assert model is not None
-    assert model.assignment == {"a": 4}
-    assert "as much as" in sentences.replanned(model)
-    assert model.more.reason == "plan p1 keeps 4 free for what comes behind the next failure"
     free = replanned("p1", problem, {"a": 4}, "a", 4, 1)
     assert free is not None
     assert free.assignment == {"a": 7}

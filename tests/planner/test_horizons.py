@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from services.planner.problem import horizons_s
-from tests.planner.kit import running
+from services.planner.state import node_of
+from shared.events import FaultInjected
+from tests.planner.kit import World, running
 
 
 def test_little_remaining_work_is_not_worth_a_move() -> None:
@@ -39,3 +41,21 @@ def test_failures_seen_shorten_the_expected_time_between_them() -> None:
     assert after is not None
     # One failure more than the prior's one halves the mean; four nodes in place of five.
     assert 0.6 < after.tasks[0].running_s / before.tasks[0].running_s < 0.63
+
+
+def test_faults_that_a_user_asks_for_are_no_failures_of_the_node() -> None:
+    w = World(mtbf_node_s=1e6)
+    for node in ("n0", "n1"):
+        w.join(node, workers=2)
+    w.complete(w.submit("a", steps=10**9, workers={"min": 1}))
+    w.log(FaultInjected(**w.base(), fault="kill", task="a", rank=len(w.task().members) - 1))
+    w.complete(w.lose(node_of(w.task().members[-1])))
+    w.log(FaultInjected(**w.base(), fault="disconnect", node="n0"))
+    w.wait(20.0)
+    assert w.state.losses == 0
+    lost = next(node for node in w.state.nodes.values() if not node.usable)
+    w.complete(w.join(lost.name, workers=2))
+    # Later losses are the node's own.
+    w.wait(3600.0)
+    w.complete(w.lose(lost.name))
+    assert w.state.losses == 1

@@ -131,18 +131,6 @@ def test_a_task_that_waits_gets_workers_when_it_needs_fewer() -> None:
     verified(world)
 
 
-def test_futures_never_keep_a_count_above_the_maximum() -> None:
-    world = World(rollouts=4)
-    for index in range(4):
-        world.join(f"n{index}")
-    world.complete(world.submit("a"))
-    world.complete(world.submit("b"))
-    plan = world.complete(world.change("a", max_workers=1))
-    assert len(world.task("a").members) == 1
-    assert plan.solution is not None
-    verified(world)
-
-
 def test_what_is_asked_in_a_what_if_holds_after_a_change_too() -> None:
     inputs = parse_inputs("tasks: {a: {weight: 9, workers: {max: 3}}}")
     event = TaskChanged(event_id="x", occurred_at=START, task="a", weight=2.0, min_workers=2, max_workers=8)

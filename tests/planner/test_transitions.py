@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.planner.transition_costs import kind_of_change, on_grid
+from services.planner.transition_costs import kind_of_change, on_grid, transition_cost
 from shared.events import PlanDecided
 from shared.planning.performance.hardware import profile
 from shared.planning.waf import term
@@ -156,3 +158,36 @@ def test_a_step_more_or_less_changes_no_problem() -> None:
     world.progress("a", step=1001, step_s=0.5)
     after = of(world.join("n2", 1))
     assert (before.transition_s, before.transition_to_s) == (after.transition_s, after.transition_to_s)
+
+
+def test_a_replica_over_several_workers_moves_by_memory_where_it_has_copies() -> None:
+    def transition_s(**parameters: Any) -> float:
+        w = World(storage_bytes_per_s=1e3, **parameters)
+        w.join("n0", workers=4)
+        w.complete(w.submit("a", steps=10**9, parallel={"tensor": 2}, workers={"min": 2}))
+        w.checkpoint("a", 5)
+        w.progress("a", 100, 3.0)
+        return w.solved(w.join("n1", workers=4)).tasks[0].transition_s
+
+    # 95 steps since the checkpoint, 3 s each, and its state from slow storage.
+    assert transition_s() > 95 * 3.0
+    assert transition_s(memory_copies=True) <= 2.0
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_a_fault_costs_half_the_interval_between_copies_where_only_they_complete_the_state(divided: bool) -> None:
+    def transition_s(memory_every: int | None) -> float:
+        w = World(transition_prior_s=2.0, memory_copies=True)
+        for node in ("n0", "n1"):
+            w.join(node, workers=2)
+        parallel = {"tensor": 2, "distributed_optimizer": divided}
+        w.complete(w.submit("a", steps=10**9, parallel=parallel, workers={"min": 2}))
+        w.progress("a", 100, 3.0, memory_every=memory_every)
+        assert w.task().memory_every == memory_every
+        before = transition_cost(w.state, w.task()).transition_s
+        assert before <= 2.0, "nothing is lost where a healthy task moves"
+        return w.solved(w.lose("n1")).tasks[0].transition_s
+
+    assert transition_s(None) == transition_s(1) <= 2.0
+    # Copies lie every 21 steps of 3 s; the other replica has all of a state that is not divided.
+    assert transition_s(21) == (on_grid(2.0 + 30.0) if divided else transition_s(1))

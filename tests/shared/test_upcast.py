@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import sqlalchemy
+from pydantic import ValidationError
 
+from services.planner.main import configuration
 from shared.codes import FailureCode
 from shared.errors import Conflict
 from shared.events import EVENT, EVENT_CLASSES, StateMoved, TaskSubmitted
@@ -19,8 +21,9 @@ from shared.log.relay import decode, encode
 from shared.log.scan import utc_text
 from shared.log.schema import TABLE
 from shared.model import canonical_json
+from shared.settings import Settings
 from shared.upcast import STEPS, upcast
-from tests.shared.samples import EPOCH, event_id, node_joined, spec
+from tests.shared.samples import EPOCH, event_id, node_joined, plan, spec
 
 RELEASED_TEXT = "released: hold: an earlier plan released n2/0"
 
@@ -118,7 +121,7 @@ def test_every_event_type_is_upcast_from_every_earlier_version() -> None:
     newest = {fields["type"].default: fields["schema_version"].default for fields in kinds}
     assert set(STEPS) == {(kind, version) for kind in newest for version in range(1, newest[kind])}
     changed = {kind for kind in newest if newest[kind] > 1}
-    assert changed == {"state.moved", "task.submitted"}, "plan events keep their bytes"
+    assert changed == {"cluster.configured", "plan.decided", "state.moved", "task.submitted"}
 
 
 @pytest.mark.parametrize("checkpoint", [None, {}, {"every": 5}, {"memory_every": 0}, {"memory_every": 7}])
@@ -139,6 +142,26 @@ def test_a_new_submission_that_says_nothing_of_copies_means_auto() -> None:
     event = EVENT.validate_json(submitted().canonical())
     assert isinstance(event, TaskSubmitted)
     assert (event.schema_version, event.spec.checkpoint.memory_every) == (2, "auto")
+
+
+def test_old_parameters_of_futures_are_left_out() -> None:
+    event = configuration(Settings(), event_id=event_id(1), clock=lambda: EPOCH)
+    data = json.loads(event.canonical())
+    old = {**data, "schema_version": 1, "rollouts": 32, "repair_prior_s": 3600.0, "spare_nodes_max": 1}
+    assert EVENT.validate_python(old) == event
+    with pytest.raises(ValidationError, match="rollouts"):
+        EVENT.validate_python({**old, "schema_version": 2})
+
+
+@pytest.mark.parametrize("where", ["outlook", "plan"])
+def test_an_old_plan_keeps_its_advice_on_checkpoints_and_not_its_futures(where: str) -> None:
+    advice = {"a": 60.0}
+    event = plan(1, {3: 1.0}).model_copy(update={"checkpoint_every_s": advice})
+    old = {**json.loads(event.canonical()), "schema_version": 1, "outlook": {"rollouts": 32}}
+    if where == "outlook":
+        del old["checkpoint_every_s"]
+        old["outlook"]["checkpoint_every_s"] = advice
+    assert EVENT.validate_python(old) == event
 
 
 def test_an_old_log_is_read_and_its_chain_holds(url: str, opened: EventLog) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.api.flop_text import flop
 from services.api.plan_text import explain
 from services.api.postmortem.counts import count_reasons, unused
 from services.api.postmortem.model import DecidedPlan, Replanned
@@ -78,16 +77,7 @@ def _note(plan: PlanDecided) -> str:
         return (
             f"The answer to this severity is fixed: what failed is {what}, and every task keeps its number of workers."
         )
-    if plan.outlook is None or not plan.outlook.choices:
-        return ""
-    chosen = plan.outlook.choices[0]
-    if chosen.label == "best":
-        return "It is worth most up to the next failure, and in the mean of the futures too."
-    futures = f"the mean of {plan.outlook.rollouts} futures of the cluster"
-    return (
-        f"Up to the next failure another answer is worth more; in {futures} this one is, by {flop(chosen.gain)}. "
-        "The table below compares up to the next failure only."
-    )
+    return ""
 
 
 def _replanned(found: Answers, view: PlanView, log: EventLog) -> list[Replanned]:
@@ -98,7 +88,6 @@ def _replanned(found: Answers, view: PlanView, log: EventLog) -> list[Replanned]
     if basis is None or basis.solution is None or problem is None:
         return []
     given = basis.solution.assignment
-    keeps_free = basis.outlook is not None and basis.solution.label != "best"
     models = [
         replanned(
             basis.plan,
@@ -107,7 +96,6 @@ def _replanned(found: Answers, view: PlanView, log: EventLog) -> list[Replanned]
             name,
             len(impact.before),
             len(impact.before) - len(impact.survivors),
-            keeps_free=keeps_free,
         )
         for name, impact in sorted(view.impacts.items())
         if impact.faulted

@@ -24,9 +24,6 @@ _MODEL = [
 ]
 
 
-_SPARES = "workers that the plan before keeps free stay free, but for one in place of each that was lost"
-
-
 def replanned(
     basis: str,
     problem: Problem,
@@ -34,8 +31,6 @@ def replanned(
     name: str,
     workers: int,
     lost: int,
-    *,
-    keeps_free: bool = False,
 ) -> Replanned | None:
     """Return what re-planning would have given a task that was restarted or retried in place.
 
@@ -46,8 +41,6 @@ def replanned(
         name: of the task.
         workers: that the task had.
         lost: how many of them the fault has stopped.
-        keeps_free: whether the plan leaves workers free for what comes behind the next failure, which the objective
-            here knows nothing of.
 
     Returns:
         None: the problem does not have the task, or says nothing of so many workers.
@@ -58,7 +51,7 @@ def replanned(
     if hit is None or hit.throughput.get(workers, 0.0) <= 0.0:
         return None
     shrunk = max((x for x in useful_counts(hit) if x <= workers - lost), default=0)
-    left = _without(present, counts, hit, lost, keeps_free=keeps_free)
+    left = _without(present, hit, lost)
     best: Solution | None = None
     with suppress(InvalidInput):  # raised where too little is left for the tasks that were admitted
         best = solve(left)
@@ -71,34 +64,24 @@ def replanned(
         assignment=dict(sorted(best.assignment.items())) if best is not None else {},
         assignment_flop=best.objective if best is not None else 0.0,
         kept_flop=sum(term(task, task.current).objective for task in present.tasks),
-        more=_more(basis, present, hit, counts, keeps_free=keeps_free),
+        more=_more(present, hit, counts),
         basis=basis,
-        assumptions=[*_MODEL, _SPARES] if keeps_free else _MODEL,
+        assumptions=_MODEL,
     )
 
 
-def _without(present: Problem, counts: Mapping[str, int], hit: TaskProblem, lost: int, *, keeps_free: bool) -> Problem:
-    """Return the problem without the workers that the fault has stopped, and without those that are to stay free."""
-
-    def left(pool: str, workers: int) -> int:
-        used = workers - unused(present, counts, pool)
-        remaining = workers - lost if pool == hit.pool or not present.pools else workers
-        return min(remaining, used) if keeps_free else remaining
-
-    pools = {pool: left(pool, workers) for pool, workers in present.pools.items()}
-    workers = sum(pools.values()) if pools else left(hit.pool, present.workers)
-    return present.model_copy(update={"workers": workers, "pools": pools})
+def _without(present: Problem, hit: TaskProblem, lost: int) -> Problem:
+    """Return the problem without the workers that the fault has stopped."""
+    pools = {pool: workers - lost if pool == hit.pool else workers for pool, workers in present.pools.items()}
+    return present.model_copy(update={"workers": present.workers - lost, "pools": pools})
 
 
-def _more(basis: str, present: Problem, hit: TaskProblem, counts: Mapping[str, int], *, keeps_free: bool) -> OtherCount:
+def _more(present: Problem, hit: TaskProblem, counts: Mapping[str, int]) -> OtherCount:
     """Return why a restarted task has no more workers than before."""
     more = more_than_given(present, hit, counts)
     free = unused(present, counts, hit.pool)
     if more.workers is None or more.workers - counts[hit.name] > free:
         return more
-    if keeps_free:
-        reason = f"plan {basis} keeps {free} free for what comes behind the next failure"
-        return more.model_copy(update={"reason": reason})
     if (more.less_flop or 0.0) < 0.0:
         reason = f"{free} are free and would help; the solver, which gives them, is asked at the next trigger"
         return more.model_copy(update={"reason": reason})
