@@ -40,7 +40,7 @@ from tests.logs.kit import FOLDER as LOGS
 from tests.logs.kit import read_rows, restore
 from tests.planner.test_standalone import problem, task
 
-LOG = LOGS / "demo-6.jsonl"
+LOG = LOGS / "demo-7.jsonl"
 """The recorded log of a demo: its hashes are always the same, those of a story written by a test are not."""
 
 HEAVY = {
