@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cli import lean_httpx  # before the client imports httpx
 from unicron.client.resources import Client
 from unicron.client.transport import PAGE_ITEMS, TIMEOUT_S, Params, problem_error, raise_problem, transport_errors
 
@@ -11,7 +10,6 @@ __all__ = [
     "TIMEOUT_S",
     "Client",
     "Params",
-    "lean_httpx",
     "problem_error",
     "raise_problem",
     "transport_errors",

@@ -14,8 +14,6 @@ try:
 except ModuleNotFoundError as _missing:
     raise SystemExit(f"unicron: {_missing.name} is not installed; pip install 'unicron[control]' provides it") from None
 
-from cli.plain_parameters import without_conversion
-
 
 def group(verbs: Mapping[str, tuple[str, str]]) -> typer.Typer:
     """Return the command of all verbs.
@@ -30,7 +28,6 @@ def group(verbs: Mapping[str, tuple[str, str]]) -> typer.Typer:
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             # Each with its line of help only.
-            without_conversion(self)
             self.commands = {
                 verb: typer.core.TyperCommand(name=verb, help=text)
                 for verb, (module, text) in verbs.items()
@@ -58,7 +55,7 @@ def load(verbs: Mapping[str, tuple[str, str]], verb: str) -> Any:
         app.command(verb)(getattr(module, verb.replace("-", "_")))
     command = typer.main.get_command(app)
     command.name = verb
-    return without_conversion(command)
+    return command
 
 
 def unicron(

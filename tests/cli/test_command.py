@@ -14,7 +14,6 @@ import pytest
 
 from cli.interrupt import INTERRUPTED
 from cli.main import VERBS, load, main, wants_json
-from cli.plain_parameters import ABSENT, PlainFirst
 from shared.errors import UnicronError
 from tests.cli.conftest import call_unicron, run_unicron
 from tests.cli.test_simulate import TRACE
@@ -145,31 +144,6 @@ async def test_an_unknown_verb_and_an_unknown_option_name_the_nearest() -> None:
         outcome = await run_unicron(*arguments)
         assert (outcome.code, outcome.out) == (2, "")
         assert near in outcome.err
-
-
-def test_a_verb_whose_values_need_no_conversion_does_not_wait_for_pydantic() -> None:
-    code = (
-        "import sys; from cli.main import main;"
-        "code = main(['ps', '-o', 'json', '--server', 'http://127.0.0.1:9']);"
-        "print(code, 'pydantic' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
-    assert done.stdout == "5 False\n"
-
-
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in GROUPS])
-def test_plain_values_are_what_typer_makes_of_them(verb: str) -> None:
-    """Whatever is not converted equals what the parameter's own conversion returns."""
-    command = load(verb)
-    context = type(command)(name=verb, params=[]).make_context(verb, [], resilient_parsing=True)
-    for parameter in command.get_params(context):
-        first = parameter.process_value
-        assert isinstance(first, PlainFirst)
-        members = getattr(getattr(parameter, "type_descriptor", None), "choices", None) or ()
-        for value in [None, "text", parameter.default, *(member.value for member in members)]:
-            plain = first.plain(value)
-            if plain is not ABSENT:
-                assert plain == parameter.get_runtime_param().coerce(value, parameter, context)
 
 
 def small_simulation(folder: Path) -> tuple[str, ...]:
