@@ -116,9 +116,12 @@ def _stop(state: State, part: Part, phase: Phase) -> list[Send]:
 
 def _release(state: State, part: Part, phase: Phase) -> list[Send]:
     staying = {node_of(w) for w in kept(part)}
+    # A paused task of which no process is left to save its state goes on from its copies in memory.
+    keeps_copies = part.change.action == "pause" and not to_stop(part)
 
     def build(base: dict[str, Any], mine: list[str]) -> Command:
-        return ReleaseTask(**base, workers=mine, all_workers=node_of(mine[0]) not in staying)
+        leaves = node_of(mine[0]) not in staying and not keeps_copies
+        return ReleaseTask(**base, workers=mine, all_workers=leaves)
 
     return _per_node(state, part, phase, to_release(state, part), build)
 

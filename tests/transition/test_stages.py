@@ -9,7 +9,7 @@ import pytest
 
 from services.transition import decide, phase_commands, phases
 from services.transition.state import Outcome
-from shared.commands import ConfigureTask, Prepare
+from shared.commands import ConfigureTask, Prepare, ReleaseTask
 from shared.severities import ErrorKind
 from tests.transition.drive import THREE, TWO, Drive, change, restart_change, stage
 
@@ -293,3 +293,12 @@ def test_the_end_of_a_task_only_releases() -> None:
     assert d.kinds() == ["release@n0", "release@n1"]
     d.answer_all()
     assert d.phases()[-1] == "ended"
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_pause_without_a_process_that_can_save_leaves_the_copies_in_memory(saves: bool) -> None:
+    drive = Drive()
+    drive.plan("p1", change(action="pause", survivors=THREE if saves else [], failed=[] if saves else THREE))
+    drive.answer_all()
+    released = [send.command for send in drive.sent if isinstance(send.command, ReleaseTask)]
+    assert {command.all_workers for command in released} == {saves}
