@@ -11,7 +11,8 @@ from cli.output import print_json
 def resume(task: TaskName, server: Server = None, output: Output = Format.TEXT) -> None:
     """Have a task that was stopped or has failed go on from its checkpoint.
 
-    Its last specification is submitted again, with the changes that were made while it ran.
+    Its last specification is submitted again, with the changes that were made while it ran. A task that waits after
+    failures is tried again at once.
     """
     from cli.client import Client
 

@@ -24,6 +24,13 @@ def _failure(failure: dict[str, Any] | None) -> str | None:
     return f"step {failure['step']}, {clock(failure['at'])}, {failure['worker']}: {failure['reason']}"
 
 
+def _wait(wait: dict[str, Any], task: str) -> str:
+    """Return until when no process of a task is started, and why, in words."""
+    if wait["until"] is None:
+        return f"until `unicron resume {task}`: {wait['reason']}"
+    return f"until {clock(wait['until'])}, or `unicron resume {task}`: {wait['reason']}"
+
+
 def _copies(shown: dict[str, Any]) -> str | None:
     """Return how often the state is copied to memory, in words: what a fault can cost at most, and when nothing."""
     every = shown["memory_every"]
@@ -87,6 +94,7 @@ def show(
     print_fields(
         [
             *((name, shown[name]) for name in ("name", "state", "reason")),
+            *([("wait", _wait(shown["wait"], shown["name"]))] if shown["wait"] else []),
             *([("attempt", shown["attempt"])] if shown["attempt"] > 1 else []),
             *([("deleted_at", clock(shown["deleted_at"]))] if shown["deleted_at"] else []),
             *((name, shown[name]) for name in ("weight", "workers")),

@@ -41,6 +41,7 @@ from shared.request_events import IncidentAcknowledged as IncidentAcknowledged
 from shared.request_events import IncidentNoted as IncidentNoted
 from shared.request_events import TaskChanged as TaskChanged
 from shared.request_events import TaskDeleted as TaskDeleted
+from shared.request_events import TaskResumeRequested as TaskResumeRequested
 from shared.request_events import TaskStopRequested as TaskStopRequested
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec
@@ -306,6 +307,7 @@ Event = Annotated[
     Annotated[ClusterConfigured, BeforeValidator(upcast_given)]
     | Annotated[TaskSubmitted, BeforeValidator(upcast_given)]
     | TaskStopRequested
+    | TaskResumeRequested
     | TaskStopRefused
     | TaskStarving
     | TaskIdentified

@@ -37,6 +37,10 @@ _SAID_BY_PROCESSES = (FailureCode.PROCESS_EXITED, FailureCode.RANK_RAISED)
 """Codes of failures of which a process has said why: in its output, or by what it raised."""
 
 
+_Wait = Annotated[float, Field(ge=0.0, le=86_400.0)]
+"""A wait in seconds, up to a day: no time that is computed from a log overflows."""
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -73,6 +77,10 @@ class Evidence(_Part):
             ``difference``).
         starting: whether the process that failed was one that the outstanding plan has started or waits for.
         code: why a plan could not be carried out (``shared.codes``), where a process has said that itself.
+        without_progress: how often the task has failed in the same way since its newest step, this failure included; 0:
+            for the first time.
+        wait_s: for how long the processes that answer this failure are not to be started, seconds.
+        needs_operator: why the task is not tried any further by itself, in words; empty: it is.
     """
 
     workers: Annotated[list[str], BeforeValidator(_texts)] = Field(default_factory=list)
@@ -85,6 +93,9 @@ class Evidence(_Part):
     rule: Annotated[str, _or_default(str, str)] = ""
     starting: Annotated[bool, _or_default(bool, bool)] = False
     code: Annotated[str, _or_default(str, str)] = ""
+    without_progress: Annotated[int, _or_default(int, int)] = 0
+    wait_s: Annotated[float, _or_default(_Wait, float)] = 0.0
+    needs_operator: Annotated[str, _or_default(str, str)] = ""
 
     @classmethod
     def of_plan(cls, workers: list[str], code: FailureCode | None) -> Self:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, get_args
 
@@ -36,6 +37,7 @@ class Trigger(StrEnum):
     TASK_PAUSED = "task-paused"
     WORKER_SLOWED = "worker-slowed"
     TASK_CHANGED = "task-changed"
+    RESUME_REQUESTED = "resume-requested"
 
 
 class Response(StrEnum):
@@ -333,6 +335,7 @@ class TaskChange(Model):
        workers; ``end`` releases all workers of a task that has ended; ``none`` does nothing more.
     3. ``release``: workers whose processes are ended before ``prepare``. Failed ones are released before all others.
     4. ``prepare``: workers on which a process is started. Starts overlap with the work of the survivors where possible.
+       ``not_before``: until then none is, since the last ones have failed in the same way again; None: at once.
     5. ``target``: the stage that follows at the next step boundary.
     """
 
@@ -346,6 +349,7 @@ class TaskChange(Model):
     interrupted: Stage | None = None
     release: Workers = Field(default_factory=list)
     prepare: Workers = Field(default_factory=list)
+    not_before: datetime | None = Field(default=None, exclude_if=_is_unset)
     target: Stage | None = None
 
     @property

@@ -28,6 +28,17 @@ class TaskStopRequested(TaskEvent):
     actor: str = ""
 
 
+class TaskResumeRequested(TaskEvent):
+    """A user asked for a task that has not ended to be tried again at once, where it waits after failures.
+
+    ``actor``: who, as of a submission.
+    """
+
+    type: Literal["task.resume-requested"] = "task.resume-requested"
+    schema_version: Literal[1] = 1
+    actor: str = ""
+
+
 class TaskChanged(TaskEvent):
     """A user has changed what a task that has not ended may have. The planner plans anew.
 

@@ -49,6 +49,11 @@ DEFAULT_FINISH_TIMEOUT_S = 600.0
 minutes, and workers that a script keeps by mistake are worth little more."""
 
 
+DEFAULT_PROGRESS_TIMEOUT_S = 14_400.0
+"""``progress_timeout_s`` where the specification has none. Chosen: outages of shared storage and networks are over
+within hours, and a task that has made no step in four of them keeps workers from others."""
+
+
 class TaskState(StrEnum):
     """Where a task is in its life."""
 
@@ -208,6 +213,10 @@ class TaskSpec(Model):
         default=DEFAULT_FINISH_TIMEOUT_S, exclude_if=lambda limit_s: limit_s == DEFAULT_FINISH_TIMEOUT_S
     )
     """How long a script may go on behind its last step; then the task fails, and its result stays."""
+    progress_timeout_s: Annotated[float, Field(gt=0, le=31_536_000)] = Field(
+        default=DEFAULT_PROGRESS_TIMEOUT_S, exclude_if=lambda limit_s: limit_s == DEFAULT_PROGRESS_TIMEOUT_S
+    )
+    """How long a task that fails again and again is tried without a new step; then it waits for its operator."""
     script: str | None = None
     """A Python file to run in place of the built-in GPT trainer; it uses ``unicron`` itself."""
 

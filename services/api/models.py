@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from services.api.cost_models import Counterfactual, IncidentCost
 from services.api.incident_parts import FailureAttempt as FailureAttempt
 from services.api.node_models import NodeDevice, NodeWorker
+from services.api.task_models import CheckpointFailure as CheckpointFailure
+from services.api.task_models import StopRefusal as StopRefusal
+from services.api.task_models import TaskWait
 from services.api.times import Time
 from services.api.views import Milestone, NodeState, PlanState, Result
 from shared.events import Observation
@@ -41,23 +44,6 @@ class Rank(BaseModel):
     pid: int | None
     state: str
     slowdown: float = 1.0
-
-
-class CheckpointFailure(BaseModel):
-    """A checkpoint that could not be written. ``worker``: the one that reported it."""
-
-    step: int
-    worker: str
-    reason: str
-    at: Time
-
-
-class StopRefusal(BaseModel):
-    """Why a task has not stopped as asked: the checkpoint of ``step`` could not be written."""
-
-    step: int
-    reason: str
-    at: Time
 
 
 class Anomaly(BaseModel):
@@ -100,7 +86,8 @@ class Task(BaseModel):
     whether ranks in other failure domains have each part of the state too. Both None before they are known.
 
     ``changed``: in words, what of its code, data, settings and libraries is not as it was before the task was resumed.
-    ``newcomers_refused``: why new processes cannot take part, with both values; None: they can.
+    ``newcomers_refused``: why new processes cannot take part, with both values; None: they can. ``wait``: why none is
+    started now, after failures that came again; None: nothing holds them back.
 
     ``anomalies``: those that last. ``slow_workers``: worker -> slowdown, of its ranks that are slower than their peers.
     ``attempt``: number of this submission of the name. ``deleted_at``: since when it is not listed.
@@ -131,6 +118,7 @@ class Task(BaseModel):
     stop_refused: StopRefusal | None
     changed: list[str]
     newcomers_refused: str | None
+    wait: TaskWait | None
     anomalies: list[Anomaly]
     slow_workers: dict[str, float]
     submitted_at: Time

@@ -23,6 +23,7 @@ _TRIGGERS = {
     Trigger.TASK_ENDED: "the end of a task",
     Trigger.TASK_SUBMITTED: "a task that was submitted",
     Trigger.TASK_CHANGED: "a task whose weight or limits were changed",
+    Trigger.RESUME_REQUESTED: "the request to try a task again that waits after failures",
     Trigger.STOP_REQUESTED: "the request to stop a task",
     Trigger.STOP_REFUSED: "a task that was not stopped, since its state could not be saved",
     Trigger.TASK_PAUSED: "a task whose state is saved, and that waits for workers",
@@ -93,7 +94,8 @@ def _change(change: TaskChange) -> list[str]:
     if change.release:
         lines.append(f"  gives up: {' '.join(change.release)}")
     if change.prepare:
-        lines.append(f"  starts processes on: {' '.join(change.prepare)}")
+        when = f", not before {change.not_before:%H:%M:%S} UTC" if change.not_before is not None else ""
+        lines.append(f"  starts processes on: {' '.join(change.prepare)}{when}")
     if change.target is not None:
         lines.append(f"  from the next step boundary on: {_stage(change.target)}")
     return lines

@@ -24,6 +24,7 @@ from services.api.node_models import NodeDevice, NodeWorker
 from services.api.observed_views import SlowdownView
 from services.api.projections.nodes import AGENT_LIVES, AWAY
 from services.api.slow_worker_models import SlowWorker
+from services.api.task_models import TaskWait
 from services.api.task_parts import AttemptView
 from services.api.views import IncidentView, NodeState, NodeView, PlanView, TaskView
 from shared.plans import Member
@@ -72,6 +73,7 @@ def task(view: TaskView, live: LiveState) -> Task:
         stop_refused=StopRefusal(**view.stop_refused.model_dump()) if view.stop_refused is not None else None,
         changed=view.changed,
         newcomers_refused=None if ended else view.newcomers_refused or None,
+        wait=None if ended or view.wait is None else TaskWait(**view.wait.model_dump()),
         anomalies=[] if ended else [Anomaly(**one.model_dump(exclude={"generation"})) for one in view.anomalies],
         slow_workers={} if ended else {m.worker: view.slow[m.worker] for m in view.members if m.worker in view.slow},
         submitted_at=view.submitted_at,

@@ -39,6 +39,13 @@ class StopRefusal(Model):
     at: datetime
 
 
+class TaskWait(Model):
+    """Why no process of a task is started. ``until``: when that ends by itself; None: when an operator resumes it."""
+
+    reason: str
+    until: datetime | None
+
+
 class RateSample(Model):
     """One measured rate of a task: model FLOP/s of its ``workers`` together."""
 

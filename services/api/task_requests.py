@@ -16,7 +16,7 @@ from services.api.gateway import READ_YOUR_WRITES_S, Gateway, as_text
 from services.api.models import Task
 from services.api.views import TaskView
 from shared.errors import Conflict, InvalidInput
-from shared.events import TaskChanged, TaskDeleted, TaskStopRequested
+from shared.events import TaskChanged, TaskDeleted, TaskResumeRequested, TaskStopRequested
 from shared.model import utc_now
 from shared.tasks import ENDED, IS, TaskSpec, TaskState, parse_spec, refused
 
@@ -28,7 +28,7 @@ _RESUMABLE = frozenset({TaskState.STOPPED, TaskState.FAILED})
 CHANGEABLE = {"weight": (), "workers": ("min", "max")}
 """Fields of a specification that a task may change while it goes on, with those of their own."""
 
-TaskRequest = TaskChanged | TaskDeleted | TaskStopRequested
+TaskRequest = TaskChanged | TaskDeleted | TaskResumeRequested | TaskStopRequested
 
 Judge = Callable[[TaskView], TaskRequest | None]
 """Returns the event that a request on a task in this state makes; None if there is nothing to do."""
@@ -121,20 +121,31 @@ async def delete(api: Gateway, name: str, who: Actor, if_match: str) -> TaskView
 async def resume(api: Gateway, name: str, who: Actor) -> TaskView:
     """Submit a task's last specification again, under its name: it goes on from its newest checkpoint.
 
+    A task that has not ended and waits after failures is tried again at once.
+
     Raises:
         NotFound: there is no such task.
         Forbidden: it is somebody else's.
-        Conflict: it has not ended, or has succeeded.
+        Conflict: it has not ended and does not wait, or has succeeded.
         InvalidInput: a node that is ready cannot use its files any more.
     """
     task = await api.task(name)
     who.require_own(task.owner, f"task {name!r}")
+    if task.wait is not None and task.state not in (*ENDED, TaskState.STOPPING):
+        return await _request(api, name, who, "", lambda waiting: _try_again(waiting, who))
     if task.state not in _RESUMABLE:
         why = "it has done all its steps" if task.state is TaskState.SUCCEEDED else "it has not ended"
-        text = f"task {name!r} {IS[task.state]}: {why}; what was stopped or has failed can be resumed"
-        raise Conflict(text, state=task.state.value)
+        text = f"task {name!r} {IS[task.state]}: {why}; what was stopped, has failed or waits after failures can be"
+        raise Conflict(f"{text} resumed", state=task.state.value)
     view, _ = await api.submit(task.spec, who)
     return view
+
+
+def _try_again(task: TaskView, who: Actor) -> TaskResumeRequested | None:
+    """Return the request to try a task again at once; None: it does not wait any more."""
+    if task.wait is None:
+        return None
+    return TaskResumeRequested(event_id=str(uuid.uuid4()), occurred_at=utc_now(), task=task.name, actor=who.name)
 
 
 def changed_spec(spec: TaskSpec, patch: Mapping[str, Any]) -> TaskSpec:

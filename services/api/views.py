@@ -13,7 +13,7 @@ from pydantic import Field
 from services.api.incident_parts import Acknowledgement, Attempt, Note, Usual
 from services.api.observed_views import OpenAnomaly, SlowdownView, SlowWorker
 from services.api.other_answers import OtherAnswers
-from services.api.task_parts import AttemptView, Weighting, weighted_steps
+from services.api.task_parts import AttemptView, TaskWait, Weighting, weighted_steps
 from services.api.task_parts import CheckpointFailure as CheckpointFailure
 from services.api.task_parts import RateSample as RateSample
 from services.api.task_parts import Result as Result
@@ -24,7 +24,7 @@ from shared.plans import Layout, Member, Response, Stage, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, TaskState
 
-SCHEMA_VERSION = 18
+SCHEMA_VERSION = 19
 """Raised whenever a document or the fold changes; the projections are then folded again from position 0."""
 
 SHORTEST_STEP_S = 1e-6
@@ -50,7 +50,7 @@ class TaskView(Value):
     without a checkpoint; ``at_once``: in the midst of a step. ``anomalies``: those that last. ``slow``: slow workers
     and their slowdowns, as measured in this task. ``step_s``: the newest measured step time in seconds; 0 until one was
     measured. ``memory_every``, ``replicated``: as in the newest ``task.progressed`` that has them. ``changed``: as in
-    ``task.identified``. ``newcomers_refused``: why it takes no new processes; empty: it takes some.
+    ``task.identified``. ``newcomers_refused``: why it takes no new processes. ``wait``: why none is started now.
 
     ``rates``: the newest measured rates. ``modelled``: FLOP/s by the throughput model at the counts of workers that
     plans gave the task. ``demand``, ``progress``, ``shortfalls``: keys of the spans that last (``SpanView``).
@@ -108,6 +108,7 @@ class TaskView(Value):
     slow: dict[str, float] = Field(default_factory=dict)
     changed: list[str] = Field(default_factory=list)
     newcomers_refused: str = ""
+    wait: TaskWait | None = None
     lose_steps: bool = False
     at_once: bool = False
     result: Result | None = None
@@ -240,8 +241,8 @@ class PlanView(Value):
     ``outstanding``: tasks that the plan is not done with. ``impacts``: by task. ``queued``: why tasks wait, by task.
     ``since``: from when on it claims workers' time: when it was decided, or the first fault occurred that it is the
     first to answer for a task. ``detected_at``: when the last of its incidents was detected. ``solved``: whether the
-    solver made it. ``gain_flop_per_s``: its WAF above that of the alternative in which only the
-    failed tasks shrink; None where there is no such alternative. ``slowdowns``: ids of those that it answers.
+    solver made it. ``gain_flop_per_s``: its WAF above that of the alternative in which only the failed tasks shrink;
+    None where there is no such alternative. ``slowdowns``: ids of those that it answers.
     """
 
     id: str
@@ -289,9 +290,8 @@ class NodeView(Value):
 
     ``version``: of its stream, for expected-version appends. ``cordoned``: a user wants no new work on it, whatever its
     state; that holds over incarnations. ``hardware``: the kind of its workers. ``kept_out``: only an operator
-    returns it, whatever its agent does: a lemon, or a node whose link has broken too often.
-
-    ``span``: key of the span that lasts (``SpanView``); empty while the node is not allocated. ``allocated_worker_s``:
+    returns it, whatever its agent does: a lemon, or a node whose link has broken too often. ``span``: key of the span
+    that lasts (``SpanView``); empty while the node is not allocated. ``allocated_worker_s``:
     worker-seconds up to ``allocated_since``, from which its workers are allocated; None while they are not. ``slow``:
     its slow workers.
     """

@@ -26,6 +26,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
+from services.detector.back_off import cause_outside
 from services.detector.cause_history import (
     FailedStart,
     Occurrence,
@@ -190,7 +191,7 @@ def _failed(
 ) -> TaskFailed | None:
     """Return the end of a task that its own bug follows over several nodes; None: it goes on."""
     assert event.task is not None
-    if not limits.cause_task_limit or not found.of_program:
+    if not limits.cause_task_limit or not found.of_program or cause_outside(event.kind, Evidence.read(event.evidence)):
         return None
     same = _same_cause(state.causes.tasks.get(event.task, ()), found, limits.cause_window_s)
     times = len({one.fault for one in same} | {found.fault})

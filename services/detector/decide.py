@@ -19,10 +19,10 @@ from services.detector import (
     causes,
     devices,
     drains,
-    faults,
     hangs,
     isolation,
     leftovers,
+    lost_nodes,
     observations,
     online_statistics,
     probing,
@@ -323,7 +323,7 @@ class Monitor:
 
     def _lose(self, decision: Decision, node: MonitoredNode, now: datetime, reason: str, **details: Any) -> None:
         details = {"limit_s": self.limits.node_timeout_s, **details}
-        lost = faults.node_lost(self.state, node, now=now, reason=reason, **details)
+        lost = lost_nodes.node_lost(self.state, node, now=now, reason=reason, **details)
         decision.add(self.state, causes.escalate(self.state, lost, self.limits.escalation))
 
     def _incidents(self, decision: Decision, now: datetime) -> Incidents:

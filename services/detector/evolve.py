@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from services.detector import anomalies, checkpoint_failures, isolation
+from services.detector.back_off import reached_step
 from services.detector.faults import SERVICE
 from services.detector.known_errors import KnownError
 from services.detector.link_state import Isolation
@@ -35,6 +36,7 @@ from shared.events import (
     TaskFinished,
     TaskIdentified,
     TaskProgressed,
+    TaskResumeRequested,
     TaskStopped,
     TaskStopRefused,
     TaskSubmitted,
@@ -159,6 +161,7 @@ def _submitted(state: DetectorState, event: TaskSubmitted) -> None:
         max_restarts=event.spec.max_restarts,
         weight=event.spec.weight,
         finish_timeout_s=event.spec.finish_timeout_s,
+        progress_timeout_s=event.spec.progress_timeout_s,
         step=event.step,
         generation=old.generation if old is not None else 0,
         highest_generation=old.highest_generation if old is not None else 0,
@@ -241,7 +244,8 @@ def _error(state: DetectorState, event: ErrorDetected) -> None:
     for worker in evidence.workers if _is_by_device(event) else ():
         task.cover(worker, generation)
     task.recorded[event.event_id] = generation
-    task.failures.add(known, generation, task.max_restarts)
+    step = reached_step(event.step or 0, task.step, starting=known.starting)
+    task.failures.add(known, generation, task.max_restarts, step)
 
 
 def _is_by_device(event: ErrorDetected) -> bool:
@@ -364,6 +368,7 @@ _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
     NodeDrained: _node_drained,
     NodeReturned: _node_returned,
     TaskSubmitted: _submitted,
+    TaskResumeRequested: lambda state, event: _task(state, event.task).failures.begin_anew(event.occurred_at),
     TaskIdentified: lambda state, event: _task(state, event.task).identify(event.identity),
     TaskProgressed: _progressed,
     TaskCheckpointed: _checkpointed,

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from services.detector import back_off
 from services.detector.error_classes import ErrorClass, class_of, class_of_exit
 from services.detector.exits import exit_name
 from services.detector.known_errors import KnownError, place_of
-from services.detector.monitored_node import MonitoredNode
 from services.detector.monitored_task import MonitoredTask, Suspicion
-from services.detector.state import DetectorState
 from shared.codes import FailureCode
 from shared.events import ErrorDetected, Event, StateMoved, TaskFailed, derived_id
 from shared.evidence import Evidence
@@ -25,10 +24,6 @@ from shared.signals import ProcessExited, RankRaised
 
 SERVICE = "detector"
 """The name of this service in derived ids."""
-
-ONE_FAULT_S = 60.0
-"""Time after the isolation of a node within which its loss belongs to the same incident: a machine that is about to
-fail loses its links first, and one that an operator restarts is lost later."""
 
 METHOD = {
     ErrorKind.NODE_LOST: Method.NODE_HEALTH,
@@ -253,10 +248,12 @@ def judge(task: MonitoredTask, fault: Fault, *, window_s: float, now: datetime) 
     """
     # Ranks that fail alike in one generation are one occurrence; the time for which a hang was waited for is left out.
     window_s += (task.max_restarts + 1) * (fault.stalled_s or 0.0)
+    window_s += back_off.waited_s(task.max_restarts + 1)
     times = 1 + task.failures.times(fault.key, window_s=window_s, now=now, without=fault.generation)
     repeated = task.failures.repeats(fault.key)
     event_id = derived_id(fault.cause, SERVICE, f"{task.name}/{fault.kind.value}")
-    if times > task.max_restarts:
+    outside = back_off.cause_outside(fault.kind, _known(fault))
+    if times > task.max_restarts and not outside:
         return _failed_too_often(task, fault, times, now=now, event_id=event_id)
     original = None if repeated else _failed_response(task, fault)
     severity = fault.severity or SEVERITY[fault.kind]
@@ -286,7 +283,11 @@ def judge(task: MonitoredTask, fault: Fault, *, window_s: float, now: datetime) 
         rank=fault.rank,
         generation=fault.generation,
         step=fault.step,
-        evidence={**fault.evidence, **_judged(task, fault, place).mapping(occurrences=times)},
+        evidence={
+            **fault.evidence,
+            **_judged(task, fault, place).mapping(occurrences=times),
+            **_repeated(task, fault, outside, now),
+        },
         escalates=original.event_id if original is not None else None,
         repeats=before.event_id if before is not None else None,
     )
@@ -295,10 +296,32 @@ def judge(task: MonitoredTask, fault: Fault, *, window_s: float, now: datetime) 
 def _judged(task: MonitoredTask, fault: Fault, place: str) -> Evidence:
     """Return what later decisions use of a fault. ``place``: where its exception was raised; empty: there is none."""
     known = Evidence(failure=fault.key, place=place) if place else Evidence(failure=fault.key)
+    return known.model_copy(update={"starting": True}) if _is_starting(task, fault) else known
+
+
+def _is_starting(task: MonitoredTask, fault: Fault) -> bool:
+    """Return whether a process has failed that the outstanding plan has started or waits for."""
     started = task.change is not None and fault.worker in task.change.prepare
-    if started or (fault.kind is ErrorKind.TRANSITION_FAILED and fault.worker is not None):
-        return known.model_copy(update={"starting": True})
-    return known
+    return started or (fault.kind is ErrorKind.TRANSITION_FAILED and fault.worker is not None)
+
+
+def _known(fault: Fault) -> Evidence:
+    return Evidence.read({**fault.evidence, "failure": fault.key})
+
+
+def _repeated(task: MonitoredTask, fault: Fault, outside: str, now: datetime) -> dict[str, Any]:
+    """Return the entries of the evidence for a failure that has come before, without a new step since."""
+    way, starting = back_off.way_of(_known(fault), fault.worker), _is_starting(task, fault)
+    step = back_off.reached_step(fault.step, task.step, starting=starting)
+    tries = task.failures.tries(way, fault.generation, step, starting=starting)
+    found = back_off.repeated(
+        tries,
+        outside=outside,
+        max_restarts=task.max_restarts,
+        progress_timeout_s=task.progress_timeout_s,
+        now=now,
+    ).mapping()
+    return {**found, "not_counted": outside} if found and outside else found
 
 
 def escalation(task: MonitoredTask, moved: StateMoved, fault: Fault, *, window_s: float, now: datetime) -> Event:
@@ -334,34 +357,6 @@ def refusal(task: MonitoredTask, raised: RankRaised, *, now: datetime) -> TaskFa
         step=task.step,
         reason=f"worker {raised.worker} of node {raised.node} cannot run it: {raised.error}: {raised.detail}",
         traceback=raised.traceback,
-    )
-
-
-def node_lost(
-    state: DetectorState, node: MonitoredNode, *, now: datetime, reason: str, limit_s: float, **details: Any
-) -> ErrorDetected:
-    """Return the error event of a lost node, with the tasks that have workers on the node. ``details``: evidence."""
-    event_id = derived_id(node.joined, SERVICE, "lost")
-    heard_at = node.heard_at or now
-    left_out = state.isolated.get(node.name)
-    same_fault = left_out is not None and (now - left_out.since).total_seconds() <= ONE_FAULT_S
-    evidence = Evidence(incarnation=node.incarnation, tasks=state.lost_ranks(node))
-    return ErrorDetected(
-        event_id=event_id,
-        occurred_at=min(heard_at, now),
-        incident=left_out.error if left_out is not None and same_fault else event_id,
-        kind=ErrorKind.NODE_LOST,
-        severity=Severity.SEV1,
-        method=Method.NODE_HEALTH,
-        detected_at=now,
-        node=node.name,
-        evidence=evidence.mapping(
-            reason=reason,
-            last_heartbeat_at=heard_at.isoformat(),
-            silence_s=(now - heard_at).total_seconds(),
-            limit_s=limit_s,
-            **details,
-        ),
     )
 
 

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from services.detector.back_off import Tries, way_of
 from shared.events import ErrorDetected
 from shared.evidence import Evidence
 from shared.severities import SEVERITY, ErrorKind, Severity
@@ -58,7 +59,8 @@ def place_of(kind: ErrorKind, text: str) -> str:
 class KnownError:
     """An error event without its evidence. ``failure``: the key of the failure, ``place``: of an exception.
 
-    The others are the event's fields.
+    ``way``: in which way it failed (``back_off.way_of``). ``starting``: whether a process failed that its plan had
+    started. The others are the event's fields.
     """
 
     event_id: str
@@ -73,6 +75,8 @@ class KnownError:
     generation: int | None
     failure: str | None
     place: str = ""
+    way: str = ""
+    starting: bool = False
 
     @classmethod
     def of(cls, event: ErrorDetected, evidence: Evidence) -> KnownError:
@@ -90,6 +94,8 @@ class KnownError:
             generation=event.generation,
             failure=evidence.failure,
             place=evidence.place,
+            way=way_of(evidence, event.worker),
+            starting=evidence.starting,
         )
 
 
@@ -106,6 +112,22 @@ class KnownFailure:
     event_id: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """In how many generations a task has failed in one way since its newest step, and the last of them."""
+
+    times: int
+    generation: int
+
+    def before(self, generation: int) -> int:
+        """Return in how many other generations: ranks that fail alike in one fail once."""
+        return self.times - (self.generation == generation)
+
+    def again(self, generation: int) -> Repeats:
+        """Return them with a failure in a generation."""
+        return Repeats(self.before(generation) + 1, generation)
+
+
 @dataclass(slots=True)
 class FailureHistory:
     """The failures of one task since it was submitted.
@@ -116,13 +138,32 @@ class FailureHistory:
     Attributes:
         failures: by key (kind, error and step), the one that came last at the end.
         retried: errors of broken collectives, the newest of each generation.
+        reached: the most updates applied when it failed; -1: not known.
+        idle_since: when it failed there first; None: it has not, or an operator has looked at it since.
+        counted_since: when it failed there first, or when an operator has looked at it since: what came before does
+            not count.
+        ways: in which ways it has failed since then.
+        all_ways: the same, in any way.
     """
 
     failures: dict[str, KnownFailure] = field(default_factory=dict)
     retried: list[KnownError] = field(default_factory=list)
+    reached: int = -1
+    idle_since: datetime | None = None
+    counted_since: datetime | None = None
+    ways: dict[str, Repeats] = field(default_factory=dict)
+    all_ways: Repeats = Repeats(0, -1)
 
-    def add(self, error: KnownError, generation: int, max_restarts: int) -> None:
-        """Note an error of the task in a generation. ``max_restarts``: the task's."""
+    def add(self, error: KnownError, generation: int, max_restarts: int, step: int = -1) -> None:
+        """Note an error of the task in a generation.
+
+        Args:
+            error: it.
+            generation: of the task.
+            max_restarts: of the task.
+            step: updates applied by then; -1: not known.
+        """
+        self._note_repeats(error, generation, step)
         if error.failure is not None:
             before = self.failures.pop(error.failure, None)
             at = {**before.at} if before is not None else {}
@@ -137,11 +178,53 @@ class FailureHistory:
             others = [known for known in self.retried if known.generation != error.generation]
             self.retried = [*others, error][-max(1, max_restarts) :]
 
+    def _note_repeats(self, error: KnownError, generation: int, step: int) -> None:
+        """Count a failure among those without progress. A new step begins anew.
+
+        The others' steps are no progress of a process that has failed as it started.
+        """
+        if step > self.reached or self.idle_since is None:
+            kept = self.ways.get(error.way) if error.starting and self.idle_since is not None else None
+            if step > self.reached:
+                self.reached, self.counted_since = step, error.detected_at
+            self.idle_since = error.detected_at
+            self.ways, self.all_ways = {error.way: kept} if kept is not None else {}, Repeats(0, -1)
+        self.ways[error.way] = self.ways.pop(error.way, Repeats(0, -1)).again(generation)
+        self.all_ways = self.all_ways.again(generation)
+        if len(self.ways) > MOST_FAILURES:
+            del self.ways[next(iter(self.ways))]
+
+    def tries(self, way: str, generation: int, step: int, *, starting: bool) -> Tries:
+        """Return how the task has failed since its newest step, in generations before this one.
+
+        Args:
+            way: in which it fails now.
+            generation: of the failure.
+            step: updates applied by now.
+            starting: whether a process fails that the plan has started.
+        """
+        new = step > self.reached or self.idle_since is None
+        if new and not (starting and self.idle_since is not None):
+            return Tries()
+        same = self.ways.get(way, Repeats(0, -1)).before(generation)
+        return Tries(same) if new else Tries(same, self.all_ways.before(generation), self.idle_since)
+
+    def begin_anew(self, at: datetime) -> None:
+        """Forget what was tried without progress: an operator has looked at the task."""
+        self.idle_since, self.counted_since = None, at
+        self.ways, self.all_ways = {}, Repeats(0, -1)
+
     def times(self, key: str, *, window_s: float, now: datetime, without: int) -> int:
-        """Return in how many generations, without one, the failure was detected within a time before now."""
-        known = self.failures.get(key)
+        """Return in how many generations, without one, the failure was detected within a time before now.
+
+        What came before the newest step that it has failed at, or before an operator has looked at it, does not count.
+        """
+        known, since = self.failures.get(key), self.counted_since
         times = known.at.items() if known is not None else ()
-        return sum(generation != without and (now - at).total_seconds() <= window_s for generation, at in times)
+        return sum(
+            generation != without and (now - at).total_seconds() <= window_s and (since is None or at >= since)
+            for generation, at in times
+        )
 
     def repeats(self, key: str) -> bool:
         """Return whether the task has failed in this way before."""

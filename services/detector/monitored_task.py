@@ -22,7 +22,7 @@ from shared.plans import Layout, Member, Stage, TaskChange
 from shared.signals import RankRaised
 from shared.stacks import RankReport
 from shared.state_codec import Unlogged
-from shared.tasks import DEFAULT_FINISH_TIMEOUT_S
+from shared.tasks import DEFAULT_FINISH_TIMEOUT_S, DEFAULT_PROGRESS_TIMEOUT_S
 
 RECENT_STEPS = 32
 """Step durations kept for the mean and the median: enough to be steady, few enough to follow a real change."""
@@ -61,6 +61,7 @@ class MonitoredTask:
         max_restarts: from its specification.
         weight: from its specification.
         finish_timeout_s: from its specification.
+        progress_timeout_s: from its specification.
         generation: of the newest stage known to have resumed.
         highest_generation: the highest that any plan has named. Agents may have seen it, and refuse older commands.
         members: worker -> member of that stage.
@@ -108,6 +109,7 @@ class MonitoredTask:
     max_restarts: int
     weight: float = 1.0
     finish_timeout_s: float = DEFAULT_FINISH_TIMEOUT_S
+    progress_timeout_s: float = DEFAULT_PROGRESS_TIMEOUT_S
     generation: int = 0
     highest_generation: int = 0
     members: dict[str, Member] = field(default_factory=dict)

@@ -124,8 +124,10 @@ def _turn_ends(state: State, turn: timedelta) -> list[datetime]:
 
 
 def present_wait(task: Task | None) -> Wait | None:
-    """Return the task's wait for workers; None if it does not wait."""
+    """Return the task's wait for workers; None if it does not wait, or waits for its operator."""
     if task is None or task.life != "active" or task.wait is None or task.wait.ended_at is not None:
+        return None
+    if task.needs_operator:
         return None
     return task.wait
 

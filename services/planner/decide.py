@@ -11,6 +11,8 @@
     worker slowed           the solver divides the cluster anew, and weighs how slow workers are used
     starving                the solver divides the cluster anew, with the starving task before running ones
     stop requested          the task drains, writes a checkpoint and ends
+    resume requested        a task that waits for its operator takes part again in the solver's division
+    failure without end     the task waits for its operator; the solver divides its workers
     stop refused            its state could not be saved: the task goes on, or ends without it if a user wants that
 
 Every trigger is answered, if only by a plan that changes nothing.
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from services.planner.admission import present_wait
 from services.planner.blame import blamed_node, blamed_task, is_stale
@@ -44,6 +46,7 @@ from shared.events import (
     TaskChanged,
     TaskFailed,
     TaskFinished,
+    TaskResumeRequested,
     TaskStarving,
     TaskStopped,
     TaskStopRefused,
@@ -52,6 +55,7 @@ from shared.events import (
     WorkerSlowed,
     derived_id,
 )
+from shared.evidence import Evidence
 from shared.planning.solver import solve_with_alternatives
 from shared.plans import Response, TaskChange, Trigger
 from shared.severities import Severity
@@ -130,6 +134,8 @@ def _draft(state: State, event: EventBase) -> _Draft | None:
             return _stop(state, event)
         case TaskStopRefused():
             return _stop_refused(state, event)
+        case TaskResumeRequested():
+            return _resumed(state, event)
         case TaskStarving():
             return _starving(state, event)
         case TaskFinished() | TaskFailed() | TaskStopped():
@@ -212,6 +218,14 @@ def _stop_refused(state: State, event: TaskStopRefused) -> _Draft:
     return _ask(state, draft, f"task {task.name} goes on, since its state cannot be saved")
 
 
+def _resumed(state: State, event: TaskResumeRequested) -> _Draft:
+    """Answer a request to try a task again; where its plan only waits to start processes, ``transition`` does so."""
+    draft, task = _Draft(Trigger.RESUME_REQUESTED), state.tasks.get(event.task)
+    if task is None or task.life != "active" or task.leaving or not task.queued:
+        return draft
+    return _ask(state, draft, f"task {event.task} was resumed")
+
+
 def _starving(state: State, event: TaskStarving) -> _Draft:
     draft = _Draft(Trigger.TASK_STARVING)
     wait = present_wait(state.tasks.get(event.task))
@@ -266,15 +280,31 @@ def _error(state: State, event: ErrorDetected) -> _Draft:
     task = blamed_task(state, event)
     if task is None or is_stale(task, event) or not task.broken:
         return draft
-    if task.closed and event.severity is Severity.SEV2 and not task.leaving:
-        return _ask(state, draft, f"{what}; the task takes no new processes")
+    given_up = bool(Evidence.read(event.evidence).needs_operator)
+    if (given_up or (task.closed and event.severity is Severity.SEV2)) and not task.leaving:
+        return _ask(
+            state, draft, f"{what}; the task {'waits for its operator' if given_up else 'takes no new processes'}"
+        )
     draft.response = Response.RETRY if event.severity is Severity.SEV3 else Response.RESTART
     if task.leaving:
         _leave_again(state, draft)
         return _ask(state, draft, f"task {task.name} stopped") if draft.stopped else draft
     verb = "retried in place" if event.severity is Severity.SEV3 else "restarted on its node"
-    draft.changes.append(move(state, task, same_workers(state, task), f"{what}; {verb}"))
+    draft.changes.append(_held_back(move(state, task, same_workers(state, task), f"{what}; {verb}"), event))
     return draft
+
+
+def _held_back(change: TaskChange, event: ErrorDetected) -> TaskChange:
+    """Return the answer to an error with the wait that the detector asks for, since the same was answered before."""
+    evidence = Evidence.read(event.evidence)
+    if not change.prepare or evidence.wait_s <= 0.0:
+        return change
+    reason = (
+        f"{change.reason} after {evidence.wait_s:g} s, since the same failure came {evidence.without_progress} times "
+        "without a new step"
+    )
+    not_before = event.detected_at + timedelta(seconds=evidence.wait_s)
+    return change.model_copy(update={"reason": reason, "not_before": not_before})
 
 
 def _leave_again(state: State, draft: _Draft) -> None:

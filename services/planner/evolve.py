@@ -45,6 +45,7 @@ from shared.events import (
     TaskFailed,
     TaskFinished,
     TaskProgressed,
+    TaskResumeRequested,
     TaskStarving,
     TaskStopped,
     TaskStopRefused,
@@ -164,9 +165,16 @@ def _checkpointed(state: State, event: TaskCheckpointed, at: datetime) -> State:
     return state.with_changed(event.task, checkpoint=event.path, checkpoint_step=event.step)
 
 
+def _resume_requested(state: State, event: TaskResumeRequested, at: datetime) -> State:
+    return state.with_changed(event.task, needs_operator="") if event.task in state.tasks else state
+
+
 def _error(state: State, event: ErrorDetected, at: datetime) -> State:
     name = blamed_node(event)
     state = count_incident(state, event)
+    why = Evidence.read(event.evidence).needs_operator
+    if why and (given_up := blamed_task(state, event)) is not None:
+        state = state.with_changed(given_up.name, needs_operator=f"{event.kind.value}: {why}")
     if event.severity is Severity.SEV1 and name is not None:
         return lose_node(state, name, event, at)
     task = blamed_task(state, event)
@@ -188,6 +196,7 @@ _FOLDS: dict[type[EventBase], Callable[[State, Any, datetime], State]] = {
     TaskSubmitted: _submitted,
     TaskChanged: _changed,
     TaskStopRequested: _stop_requested,
+    TaskResumeRequested: _resume_requested,
     TaskStarving: _starving,
     TaskFinished: _ended,
     TaskFailed: _ended,

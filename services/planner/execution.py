@@ -155,10 +155,11 @@ def _idle_s(task: Task, event: StateMoved) -> float:
 def _measure(state: State, task: Task, change: TaskChange, event: StateMoved) -> State:
     """Return the state with one more measured transition: the seconds without progress.
 
-    Time in which the task trained is not lost: the survivors finish their step and go on until the newcomers are up.
+    Time in which the task trained is not lost: the survivors finish their step and go on until the newcomers are up. A
+    change that had to wait says nothing of what a transition takes.
     """
     kind = kind_of_change(change)
-    if kind is None:
+    if kind is None or change.not_before is not None:
         return state
     number, total_s = state.transitions.get(kind, (0, 0.0))
     measured = (number + 1, total_s + task.idle_s + _idle_s(task, event))

@@ -122,9 +122,11 @@ def task_problem(state: State, task: Task, pool: str, workers: int, failure_s: f
     task = task.model_copy(update={"pool": pool})
     if task.closed:
         workers = min(workers, len(staying_workers(state, task)))
+    if task.needs_operator:
+        workers = 0
     current = len(task.members)
     maximum = workers if task.spec.workers.max is None else task.spec.workers.max
-    maximum = min(maximum, workers) if task.closed else maximum
+    maximum = min(maximum, workers) if task.closed or task.needs_operator else maximum
     whole = table_of(state, task)
     table = throughput_of(state, task, workers, whole)
     rate = table.get(current)

@@ -91,7 +91,7 @@ def _carried_out(
     changes = [change for change in proposed if change is not None]
     starved = called(state, at)
     queued = {
-        task.name: _closed_reason(task) or queued_reason(problems[task.name], problem, solution, starved)
+        task.name: _own_reason(task) or queued_reason(problems[task.name], problem, solution, starved)
         for task in wanting(state)
         if solution.assignment[task.name] == 0
     }
@@ -118,8 +118,10 @@ def _about_slow(state: State, task: Task, placed: Placed) -> str:
     return "".join(f"; {text}" for text in texts)
 
 
-def _closed_reason(task: Task) -> str:
-    """Return why a task that takes no newcomers has no worker; empty if it takes some."""
+def _own_reason(task: Task) -> str:
+    """Return why a task has no worker although there may be some: it takes no newcomers, or waits for its operator."""
+    if task.needs_operator:
+        return f"waits for its operator: {task.needs_operator}; `unicron resume {task.name}` tries it again"
     if not task.closed:
         return ""
     return f"its new processes are not what it has trained with; stop and resume it to go on with them: {task.closed}"

@@ -147,6 +147,7 @@ class Task(Value):
         lose_steps: whether a user wants it to stop also if its state cannot be saved.
         at_once: whether a user wants its processes to end without a checkpoint.
         closed: why the task takes no newcomers: they would not be what those that train are; empty: it takes some.
+        needs_operator: why it is not tried again until an operator resumes it; empty: it is.
         shares: how many micro-batches each data-parallel replica of its newest stage computes; empty: equally many.
         number: of the task's first submission, among all tasks.
     """
@@ -180,6 +181,7 @@ class Task(Value):
     lose_steps: bool = False
     at_once: bool = False
     closed: str = Field(default="", exclude_if=lambda closed: not closed)
+    needs_operator: str = Field(default="", exclude_if=lambda reason: not reason)
     shares: tuple[int, ...] = ()
     number: int = 0
 

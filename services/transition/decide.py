@@ -17,6 +17,7 @@ from services.transition.phases import (
     awaits_save,
     has_work,
     have_saved,
+    is_held_back,
     is_preparing,
     may_drain,
     members,
@@ -101,7 +102,7 @@ def _advance_phase(state: State, part: Part, phase: Phase, at: datetime) -> tupl
     if run is None:
         return _begin(state, part, phase, at)
     if phase is Phase.PREPARE and has_work(state, part, phase):
-        after, effects = _continue_prepare(state, part, run)
+        after, effects = _continue_prepare(state, part, run, at)
         if after is not state:
             return after, effects
         if state.alive(unready(part)):
@@ -118,16 +119,25 @@ def _advance_phase(state: State, part: Part, phase: Phase, at: datetime) -> tupl
 
 
 def _begin(state: State, part: Part, phase: Phase, at: datetime) -> tuple[State, list[Effect]]:
-    if phase is Phase.DRAIN and has_work(state, part, phase) and not may_drain(state, part):
-        return state, []
+    if phase is Phase.DRAIN and has_work(state, part, phase):
+        waits = is_held_back(part, at) and bool(state.alive(unready(part)))
+        if waits or not may_drain(state, part):
+            return state, []
     run = PhaseRun(started_at=at, outstanding={s.command.command_id: s for s in commands(state, part, phase)})
     if phase is Phase.RELEASE:
         state = state.with_leaving(part.task, add=(w for s in run.outstanding.values() for w in s.workers))
     return state.with_part(part.with_run(phase, run)), list(run.outstanding.values())
 
 
-def _continue_prepare(state: State, part: Part, run: PhaseRun) -> tuple[State, list[Effect]]:
-    """Prepare the workers that have become free; start a timer if the part waits for workers and for nothing else."""
+def _continue_prepare(state: State, part: Part, run: PhaseRun, at: datetime) -> tuple[State, list[Effect]]:
+    """Prepare the workers that have become free; start a timer if the part waits for workers and for nothing else.
+
+    The time until the part may start processes is what is left of it now: a restarted service goes on waiting.
+    """
+    if is_held_back(part, at):
+        if TimerName.BACK_OFF in part.timers or part.change.not_before is None:
+            return state, []
+        return _start_timer(state, part, TimerName.BACK_OFF, (part.change.not_before - at).total_seconds())
     new = prepare_commands(state, part)
     if new:
         run = replace(run, outstanding={**run.outstanding, **{s.command.command_id: s for s in new}})

@@ -22,6 +22,7 @@ from services.transition.state import (
     Replied,
     State,
     TimerFired,
+    TimerName,
     node_of,
 )
 from shared.codes import FailureCode
@@ -40,6 +41,7 @@ from shared.events import (
     TaskFinished,
     TaskIdentified,
     TaskProgressed,
+    TaskResumeRequested,
     TaskStopped,
     TaskStopRequested,
     TaskSubmitted,
@@ -57,9 +59,12 @@ def evolve(state: State, event: Input) -> State:
             return _replied(state, event)
         case TimerFired(plan=plan, task=task, name=name):
             part = state.task(task).part
-            if part is None or part.plan != plan or not part.active:
-                return state
-            return state.with_part(replace(part, fired=part.fired | {name}))
+            return state if part is None or part.plan != plan else _fired(state, part, name)
+
+
+def _fired(state: State, part: Part, name: TimerName) -> State:
+    """Fold that a timer of a part has run out, or that a user does not want to wait for it."""
+    return state.with_part(replace(part, fired=part.fired | {name})) if part.active else state
 
 
 def fold_moved(state: State, event: StateMoved) -> State:
@@ -108,6 +113,9 @@ def _logged(state: State, event: Event) -> State:
             return state.with_task(name, replace(state.tasks[name], identity=identity))
         case TaskStopRequested(task=task, lose_steps=True):
             return state.with_task(task, replace(state.tasks[task], may_lose=True)) if task in state.tasks else state
+        case TaskResumeRequested(task=task):
+            part = state.task(task).part
+            return state if part is None else _fired(state, part, TimerName.BACK_OFF)
         case TaskFinished() | TaskFailed():
             return _task_ended(state, event.task)
         case TaskStopped():

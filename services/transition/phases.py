@@ -7,6 +7,7 @@ survivors, which do not wait for them. ``phase_commands`` has the commands of ea
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 
 from services.transition.state import Part, Phase, State, TimerName, node_of
 from shared.plans import Stage, TaskChange
@@ -157,6 +158,12 @@ def preparing(part: Part) -> frozenset[str]:
     """Return the workers whose ``Prepare`` is unanswered."""
     run = part.runs.get(Phase.PREPARE)
     return frozenset(w for send in run.outstanding.values() for w in send.workers) if run else frozenset()
+
+
+def is_held_back(part: Part, at: datetime) -> bool:
+    """Return whether the part is not to start processes yet: the last ones have failed in the same way again."""
+    until = part.change.not_before
+    return until is not None and at < until and TimerName.BACK_OFF not in part.fired
 
 
 def not_yet_free(state: State, part: Part, workers: Iterable[str]) -> list[str]:

@@ -97,6 +97,8 @@ class TimerName(StrEnum):
     GRACE = "grace"
     SAVE = "save"
     WAIT = "wait"
+    BACK_OFF = "back-off"
+    """Until ``not_before`` of the change. A user may end it sooner."""
 
 
 @dataclass(frozen=True, slots=True)

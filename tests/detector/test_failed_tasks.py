@@ -50,14 +50,16 @@ def test_no_restart_is_allowed_with_max_restarts_zero() -> None:
 
 def test_the_reason_of_a_task_whose_processes_exit_ends_with_their_last_output() -> None:
     cluster = Cluster(max_restarts=0)
-    [failed] = cluster.signal(cluster.exited("n1/0", 1.0, last_output="loading\ntraining\nout of ideas\n\n"), 1.0)
-    assert failed.reason == "process-exit (SIGKILL) at step 16 happened 1 times; max_restarts is 0: out of ideas"
+    [failed] = cluster.signal(
+        cluster.exited("n1/0", 1.0, code=1, last_output="loading\ntraining\nout of ideas\n\n"), 1.0
+    )
+    assert failed.reason == "process-exit (exit 1) at step 16 happened 1 times; max_restarts is 0: out of ideas"
 
 
 def test_the_reason_of_a_task_whose_processes_wrote_nothing_ends_with_the_count() -> None:
     cluster = Cluster(max_restarts=0)
-    [failed] = cluster.signal(cluster.exited("n1/0", 1.0, last_output=""), 1.0)
-    assert failed.reason == "process-exit (SIGKILL) at step 16 happened 1 times; max_restarts is 0"
+    [failed] = cluster.signal(cluster.exited("n1/0", 1.0, code=1, last_output=""), 1.0)
+    assert failed.reason == "process-exit (exit 1) at step 16 happened 1 times; max_restarts is 0"
 
 
 def test_the_failed_task_names_the_incident_of_the_same_failure() -> None:

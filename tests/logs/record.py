@@ -71,6 +71,39 @@ for step in run.steps():
 '''
 
 
+OUTAGE_SCRIPT = '''\
+"""Cannot read its data as long as a file exists beside it."""
+
+import pathlib
+import time
+
+import torch
+
+import unicron
+
+down = pathlib.Path(__file__).with_name("down")
+
+
+def build(tensor, pipeline):
+    model = torch.nn.Linear(4, 4)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+run = unicron.attach(steps=100_000, micro_batches=8, build=build)
+for step in run.steps():
+    with step:
+        for k in step.micro_batches():
+            time.sleep(0.02)
+            if down.exists():
+                raise OSError(5, "Input/output error", "shard-0001.bin")
+            loss = run.model(torch.ones(1, 4)).sum()
+            torch.autograd.backward(loss)
+            step.commit(k, float(loss.detach()), [k])
+        step.reduce()
+        run.optimizer.step()
+'''
+
+
 def prepare(commit: str) -> Path:
     """Make the tree of a commit and an interpreter for it below ``FOLDER``; return the interpreter."""
     if FOLDER.exists() and any(FOLDER.iterdir()):
@@ -258,6 +291,26 @@ def changed_task(python: Path, run_dir: Path) -> None:
         cluster.delete("light")
 
 
+def waiting_task(python: Path, run_dir: Path) -> None:
+    """Record a task whose storage is away: it waits, a user resumes it in vain, it waits for its operator, goes on."""
+    with running(python, run_dir) as cluster:
+        script = run_dir / "outage.py"
+        script.write_text(OUTAGE_SCRIPT)
+        down = script.with_name("down")
+        limits = {"max_restarts": 1, "progress_timeout_s": 12}
+        cluster.submit("waiting", steps=100_000, script=str(script), workers={"min": 1, "max": 2}, **limits)
+        cluster.reaches("waiting", 10)
+        down.touch()
+        cluster.is_held_back("waiting")
+        cluster.resume("waiting")
+        cluster.needs_operator("waiting")
+        down.unlink()
+        cluster.resume("waiting")
+        cluster.reaches("waiting", 10)
+        cluster.stop("waiting")
+        cluster.ends("waiting", "stopped")
+
+
 COURSES: dict[str, Callable[[Path, Path], None]] = {
     "demo": demo,
     "every-event": every_event,
@@ -267,6 +320,7 @@ COURSES: dict[str, Callable[[Path, Path], None]] = {
     "adopted-node": adopted_node,
     "slow-worker": slow_worker,
     "changed-task": changed_task,
+    "waiting-task": waiting_task,
 }
 
 

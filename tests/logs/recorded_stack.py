@@ -75,7 +75,7 @@ class Cluster:
         self._until(lambda: len(self._plans("task-changed", "done")) > before, f"{name} is changed")
 
     def resume(self, name: str) -> None:
-        """Have a task that was stopped go on."""
+        """Have a task that was stopped, or waits after failures, go on."""
         print(f"resumes {name}", flush=True)
         self._client.post(f"/v1/tasks/{name}/resume").raise_for_status()
 
@@ -113,6 +113,19 @@ class Cluster:
     def waits(self, name: str) -> None:
         """Wait until a task has no workers."""
         self._until(lambda: self.task(name)["workers"] == 0, f"{name} has no workers")
+
+    def is_held_back(self, name: str) -> None:
+        """Wait until no process of a task is started for a time, since its last ones failed alike."""
+        self._until(lambda: (self.task(name)["wait"] or {}).get("until") is not None, f"{name} is held back")
+
+    def needs_operator(self, name: str) -> None:
+        """Wait until a task is not tried any further by itself."""
+
+        def is_given_up() -> bool:
+            task = self.task(name)
+            return task["state"] == "queued" and task["wait"] is not None and task["wait"]["until"] is None
+
+        self._until(is_given_up, f"{name} waits for its operator")
 
     def kill_rank(self, name: str, rank: int) -> None:
         """Kill one process of a task."""

@@ -37,6 +37,7 @@ COURSES = [
     "adopted-node",
     "slow-worker",
     "changed-task",
+    "waiting-task",
 ]
 
 EVENT_TYPES = set(EVENT.json_schema()["discriminator"]["mapping"])

@@ -58,12 +58,15 @@ class Everything:
     """A detector that forgets nothing."""
 
     @staticmethod
-    def add(history: FailureHistory, error: KnownError, generation: int, max_restarts: int) -> None:
+    def add(history: FailureHistory, error: KnownError, generation: int, max_restarts: int, step: int) -> None:
+        history._note_repeats(error, generation, step)  # counts, which tests/detector/test_back_off.py compares
         history.retried.append(error)
 
     @staticmethod
     def times(history: FailureHistory, key: str, *, window_s: float, now: datetime, without: int) -> int:
-        recent = [e for e in history.retried if e.failure == key and (now - e.detected_at).total_seconds() <= window_s]
+        since = history.counted_since
+        counted = [e for e in history.retried if since is None or e.detected_at >= since]
+        recent = [e for e in counted if e.failure == key and (now - e.detected_at).total_seconds() <= window_s]
         return len({e.generation for e in recent} - {without})
 
     @staticmethod

@@ -33,6 +33,7 @@ from shared.events import (
     TaskFailed,
     TaskIdentified,
     TaskProgressed,
+    TaskResumeRequested,
     TaskStopRefused,
     TaskStopRequested,
     TaskSubmitted,
@@ -168,6 +169,7 @@ events: st.SearchStrategy[Event] = st.one_of(
         )
         for least, most in ((_counts, st.none()), (st.just(0), _counts))
     ),
+    st.builds(TaskResumeRequested, event_id=_ids, occurred_at=_times, task=_names, actor=_text),
     st.builds(TaskDeleted, event_id=_ids, occurred_at=_times, task=_names, actor=_text),
     st.builds(IncidentNoted, event_id=_ids, occurred_at=_times, incident=_ids, text=_text, actor=_text),
     st.builds(IncidentAcknowledged, event_id=_ids, occurred_at=_times, incident=_ids, actor=_text),

@@ -233,9 +233,11 @@ class Client(Operations):
     def resume(self, name: str) -> Task:
         """Submit the last specification of a task that was stopped or has failed again: it goes on from its checkpoint.
 
+        A task that has not ended and waits after failures is tried again at once.
+
         Raises:
             NotFound: there is no such task.
-            Conflict: it has not ended, or has succeeded.
+            Conflict: it has not ended and does not wait, or has succeeded.
         """
         from services.api.models import Task
 

@@ -79,7 +79,18 @@ class OwnIdentity:
 
 
 NOT_SETTINGS = frozenset(
-    {"name", "data", "script", "checkpoint", "weight", "workers", "env", "secrets", "max_restarts"}
+    {
+        "name",
+        "data",
+        "script",
+        "checkpoint",
+        "weight",
+        "workers",
+        "env",
+        "secrets",
+        "max_restarts",
+        "progress_timeout_s",
+    }
 )
 """Fields of a specification on which the computation does not depend, or which are compared as what they stand for."""
 

@@ -75,6 +75,7 @@ function left(task) {
 function troubles(task) {
   const found = [];
   if (task.reason) found.push(task.reason);
+  if (task.wait?.until) found.push(`starts again at ${clock(task.wait.until)}${task.wait.reason === task.reason ? "" : `: ${task.wait.reason}`}`);
   if (task.stop_refused) found.push(`not stopped: ${task.stop_refused.reason}`);
   if (task.checkpoint_failure) found.push(`checkpoint of step ${task.checkpoint_failure.step}: ${task.checkpoint_failure.reason}`);
   for (const anomaly of task.anomalies) {

@@ -18,9 +18,9 @@ from services.api.postmortem.course import course
 from services.api.postmortem.decided import Answers, answers, decided
 from services.api.postmortem.injections import can_have_caused, injected
 from services.api.postmortem.model import PostMortem, Shortfall
-from services.api.postmortem.standing import headline, shortfalls, standing, todo
+from services.api.postmortem.standing import headline, held_back, shortfalls, standing, todo
 from services.api.readers import ViewReader
-from services.api.tables import INCIDENTS, NODES, SPANS
+from services.api.tables import INCIDENTS, NODES, SPANS, TASKS
 from services.api.views import ClusterView, IncidentView, NodeState
 from shared.events import Recorded
 from shared.log.log import EventLog
@@ -31,7 +31,7 @@ class Known:
     """What the projections know of an incident.
 
     ``earlier``: incidents, the newest first. ``short``: times in which tasks have fewer workers because of it.
-    ``node``: present state of its node.
+    ``node``: present state of its node. ``waits``: what there is to do about its tasks that wait after failures.
     """
 
     view: IncidentView
@@ -41,6 +41,7 @@ class Known:
     short: Sequence[Shortfall]
     node: NodeState | None
     position: int
+    waits: Sequence[str] = ()
 
 
 def lateness(cluster: ClusterView, incident: IncidentFacts, now: datetime) -> tuple[float | None, float | None]:
@@ -75,6 +76,7 @@ def known(views: ViewReader, name: str, cluster: ClusterView, now: datetime) -> 
         short=shortfalls(spans, view.closed_at),
         node=None if node is None else node.state,
         position=views.position(),
+        waits=held_back(views.several(TASKS, view.tasks).values()),
     )
 
 
@@ -119,7 +121,7 @@ def post_mortem(
         last=max((record.position for record in records), default=view.position),
         closed=incident.closed_at is not None,
         standing=standing(incident, short, now),
-        todo=todo(incident, found.node, short, away),
+        todo=todo(incident, found.node, short, away, found.waits),
         shortfalls=short,
         timeline=timeline.timeline(incident.occurred_at, records),
         phases=timeline.phases(incident, records),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from services.api.models import Incident
@@ -10,8 +10,9 @@ from services.api.postmortem.durations import clock, seconds
 from services.api.postmortem.model import Shortfall
 from services.api.postmortem.timeline import between_s
 from services.api.postmortem.words import ADVICE
-from services.api.views import NodeState, SpanView
+from services.api.views import NodeState, SpanView, TaskView
 from shared.severities import ErrorKind, Severity
+from shared.tasks import ENDED
 
 
 def shortfalls(spans: Sequence[SpanView], closed_at: datetime | None) -> list[Shortfall]:
@@ -118,7 +119,27 @@ def _lacked(one: Shortfall) -> str:
     return f"{one.task} {went_on}; what it lacked is a cost of this incident until {clock(one.until)} UTC{proof}."
 
 
-def todo(incident: Incident, node: NodeState | None, short: Sequence[Shortfall], away: Sequence[str] = ()) -> list[str]:
+def held_back(tasks: Iterable[TaskView]) -> list[str]:
+    """Return what there is to do about tasks that wait after failures, in sentences."""
+    found = []
+    for task in tasks:
+        if task.wait is None or task.state in ENDED:
+            continue
+        until = "until it is resumed" if task.wait.until is None else f"before {clock(task.wait.until)} UTC"
+        found.append(
+            f"{task.name} starts no process {until}, since the same failure comes again: mend its cause; "
+            f"`unicron resume {task.name}` tries it at once."
+        )
+    return found
+
+
+def todo(
+    incident: Incident,
+    node: NodeState | None,
+    short: Sequence[Shortfall],
+    away: Sequence[str] = (),
+    waits: Sequence[str] = (),
+) -> list[str]:
     """Return what there is to do about it, in sentences. "Nothing" is said only where nothing is open.
 
     Args:
@@ -126,12 +147,13 @@ def todo(incident: Incident, node: NodeState | None, short: Sequence[Shortfall],
         node: the present state of its node; None: it has none, or the node is not known.
         short: times in which tasks have fewer workers because of it.
         away: parts of the control plane that do not work, in words.
+        waits: of ``held_back``, for its tasks.
     """
     found = [
         f"{task}: look at the last error below, mend its cause, then `unicron resume {task}`."
         for task in incident.failed_tasks
     ]
-    found += _while_open(incident, away)
+    found += waits if waits and not away and incident.restored_at is None else _while_open(incident, away)
     lacking = [one.task for one in short if one.until is None]
     found += [
         f"{task} has fewer workers than before: `unicron show {task}` says what it waits for." for task in lacking

@@ -40,6 +40,7 @@ from shared.events import (
     TaskFinished,
     TaskIdentified,
     TaskProgressed,
+    TaskResumeRequested,
     TaskStopped,
     TaskStopRefused,
     TaskStopRequested,
@@ -70,6 +71,8 @@ def _evolve(views: Views, recorded: Recorded) -> None:
             tasks.submitted(views, recorded, event)
         case TaskStopRequested():
             tasks.stop_requested(views, recorded, event)
+        case TaskResumeRequested():
+            tasks.resume_requested(views, recorded, event)
         case TaskStopRefused():
             tasks.stop_refused(views, recorded, event)
         case TaskChanged():
@@ -105,6 +108,7 @@ def _evolve(views: Views, recorded: Recorded) -> None:
             incidents.detected(views, recorded, event)
             nodes.failed(views, event)
             tasks.differs(views, event)
+            tasks.given_up(views, event)
         case IncidentObserved():
             incidents.observed(views, event)
         case IncidentNoted():

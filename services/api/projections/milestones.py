@@ -77,6 +77,8 @@ def _moved_task(task: TaskView, event: StateMoved) -> TaskView:
     """Return the task after a milestone of its present plan."""
     changes: dict[str, Any] = {"pids": {**task.pids, **event.pids}}
     stopping = task.state is TaskState.STOPPING
+    if event.phase in {"prepared", "restored", "failed"}:
+        changes["wait"] = None
     if event.phase in {"resumed", "restored"}:
         changes |= {"step": max(task.step, event.step), "generation": event.generation}
         for stage in task.stages:

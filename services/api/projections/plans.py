@@ -9,6 +9,7 @@ from typing import Any
 from services.api.projections import incidents, observed, spans
 from services.api.projections.documents import change_impact, change_task, close_plan
 from services.api.rates import modelled_rates, rate_flop_per_s
+from services.api.task_parts import TaskWait
 from services.api.views import Impact, PlanState, PlanView, TaskView, Views
 from shared.events import PlanDecided, Recorded
 from shared.plans import TaskChange, Trigger
@@ -165,6 +166,7 @@ def _planned_task(task: TaskView, change: TaskChange, event: PlanDecided) -> Tas
         "strength": strength,
         "failed_workers": change.failed,
         "queued_reason": event.queued.get(task.name, ""),
+        "wait": _wait(task, change),
     }
     if task.state in ENDED:
         return task.model_copy(update={"plan": event.plan, "planned": []})
@@ -173,6 +175,13 @@ def _planned_task(task: TaskView, change: TaskChange, event: PlanDecided) -> Tas
     else:
         changes |= {"state": TaskState.TRANSITIONING, "reason": change.reason}
     return task.model_copy(update=changes)
+
+
+def _wait(task: TaskView, change: TaskChange) -> TaskWait | None:
+    """Return why no process of the task is started now; one that is given up waits until it is resumed."""
+    if change.not_before is not None:
+        return TaskWait(reason=change.reason, until=change.not_before)
+    return task.wait if change.action == "pause" and task.wait is not None and task.wait.until is None else None
 
 
 def _set_strength(views: Views, name: str, count: int) -> None:

@@ -8,6 +8,7 @@ from services.api.projections import incidents
 from services.api.projections.documents import change_impact, change_task, close_plan
 from services.api.projections.requests import keep_attempt
 from services.api.rates import with_sample
+from services.api.task_parts import TaskWait
 from services.api.views import SHORTEST_STEP_S, Result, StopRefusal, TaskView, Views
 from shared.events import (
     ErrorDetected,
@@ -15,6 +16,7 @@ from shared.events import (
     TaskFailed,
     TaskFinished,
     TaskProgressed,
+    TaskResumeRequested,
     TaskStopped,
     TaskStopRefused,
     TaskStopRequested,
@@ -59,6 +61,18 @@ def differs(views: Views, event: ErrorDetected) -> None:
     """Note why a task takes no new processes, once a second one was not what those that train are."""
     if event.kind is ErrorKind.DIFFERENCE and event.task and Evidence.read(event.evidence).rule == "task":
         change_task(views, event.task, newcomers_refused=str(event.evidence.get("detail", "")))
+
+
+def given_up(views: Views, event: ErrorDetected) -> None:
+    """Note that a task is not tried any further until its operator resumes it."""
+    why = Evidence.read(event.evidence).needs_operator
+    if why and event.task:
+        change_task(views, event.task, wait=TaskWait(reason=why, until=None))
+
+
+def resume_requested(views: Views, recorded: Recorded, event: TaskResumeRequested) -> None:
+    """Note that a user wants a task that waits to be tried at once."""
+    change_task(views, event.task, wait=None, revision=recorded.stream_version)
 
 
 def progressed(views: Views, event: TaskProgressed) -> None:

@@ -164,7 +164,10 @@ async def delete(
 
 @router.post("/{name}/resume", status_code=status.HTTP_201_CREATED, responses=CHANGE)
 async def resume(name: TaskName, response: Response, api: Api, who: Submitter) -> Task:
-    """Submit the last specification of a task that was stopped or has failed again: it goes on from its checkpoint."""
+    """Submit the last specification of a task that was stopped or has failed again: it goes on from its checkpoint.
+
+    A task that has not ended and waits after failures (``wait``) is tried again at once.
+    """
     view = await task_requests.resume(api, name, who)
     response.headers["Location"] = f"/v1/tasks/{view.name}"
     return _tagged(api, view, response)
