@@ -41,7 +41,8 @@ class WorkerSlowed(NodeEvent):
 class TaskCheckpointFailed(TaskEvent):
     """The checkpoint of ``step`` could not be written, for a reason that is new since the last one that was.
 
-    No node is to blame, and training goes on. ``worker``: the worker that reported it. ``reason``: in words.
+    No node is to blame, and training goes on. Behind the last step the task waits until result and state are written.
+    ``worker``: the worker that reported it. ``reason``: in words.
     """
 
     type: Literal["task.checkpoint-failed"] = "task.checkpoint-failed"

@@ -60,7 +60,7 @@ class Checkpointed(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFailed(Message):
-    """A checkpoint of this generation could not be written; training goes on.
+    """A checkpoint of this generation could not be written; training goes on. Behind the last step: or the result.
 
     Sent by the ranks whose part failed, and by rank 0 where the parts together are not a checkpoint. An agent that does
     not know the message drops it.

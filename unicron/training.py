@@ -9,25 +9,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import torch.distributed as dist
 
 from unicron import end_of_step
 from unicron.applied_step import AppliedStep
 from unicron.checkpoint import outcomes, target
-from unicron.checkpoint.writer import Writer
+from unicron.checkpoint.writer import Outcomes, Writer
 from unicron.end_of_step import EndOfStep
 from unicron.errors import DamagedCheckpoint, Interrupted, InvalidSpec
 from unicron.faults import FaultInjector
+from unicron.finishing import Finishing, save_and_stop
 from unicron.gradients.precision import Precision
 from unicron.join import own_identity, user_state
 from unicron.join.joining import Build, Joiner, JoinResult, own_share
 from unicron.join.member_checks import MemberChecks
 from unicron.link import reporting, script_end, torchrun
-from unicron.link.agent_link import DRAIN, NOTHING, STOP, STOP_UNSAVED, AgentLink
-from unicron.protocol import Configure, Stopped
-from unicron.result import write_result
+from unicron.link.agent_link import DRAIN, NOTHING, STOP, AgentLink
+from unicron.protocol import Configure
 from unicron.snapshot.snapshots import Snapshots
 from unicron.state.rank_state import RankState
 from unicron.state.user_state import UserState
@@ -77,7 +77,7 @@ class Training:
             interleave: model chunks of each rank, where there are several pipeline stages.
             runs_script: whether a user's script may go on behind the last step, with an agent.
         """
-        self._runs_script = runs_script and link.supervised
+        self.runs_script = runs_script and link.supervised
         self.link = link
         self.user = UserState(state)
         self.total_steps = steps
@@ -91,7 +91,10 @@ class Training:
         self._checkpoint_directory = checkpoint_directory
         self._writer = Writer(checkpoint_keep, order_samples)
         self._checkpoint_due = False
+        self._saved = ""
+        """The checkpoint that was written and waited for last."""
         self._configure: Configure | None = None
+        self.outcomes: Outcomes
         every = {"checkpoint_every": checkpoint_every, "memory_every": memory_every, "interleave": interleave}
         settings = {"steps": steps, "micro_batches": micro_batches, "precision": precision.name, **every}
         self._checks = MemberChecks(own_identity.of_task(settings))
@@ -99,7 +102,7 @@ class Training:
             build, initialise, self.snapshots, self._checks, precision=precision, user=self.user, interleave=interleave
         )
         self._joined = JoinResult(source="")
-        self._loss: float | None = None
+        self.last_loss: float | None = None
         self._left_step: Step | None = None
         """The step that a failure ended last."""
         self._checks_user = self.in_applied_step = False
@@ -131,13 +134,15 @@ class Training:
             configure = self.link.next_generation(self._applied(), drained=drained)
             drained = False
             self._begin_life(configure)
-            self._configure = configure
+            self._configure, self.outcomes = configure, outcomes.reported_to(self.link, configure)
             if not self._attempt(self._join):
                 continue
             end = yield from self._steps_of_generation()
             drained = end == "drained"
             if end == "complete" and self._attempt(self._finish):
-                break
+                if self.request != DRAIN:
+                    break
+                drained = True  # the result cannot be written yet
         self.link.undone = lambda: None
 
     def _steps_of_generation(self) -> Generator[Step, None, End]:
@@ -151,7 +156,7 @@ class Training:
             step = self._next_step(resumes=first)
             yield step
             if step.completed:
-                self._loss = step.loss
+                self.last_loss = step.loss
             self._place_user_state(step)
             if step.left:
                 # Behind the last update too: this rank has reported the failure, which a new generation answers.
@@ -196,7 +201,7 @@ class Training:
         due = self.checkpoint_every > 0 and applied % self.checkpoint_every == 0
         self._checkpoint_due = self._checkpoint_due or due
         stopping = self.request >= STOP
-        if stopping and not self._attempt(self._checkpoint_and_stop):
+        if stopping and not self._attempt(lambda: save_and_stop(self)):
             return False
         # One at a time: where the file system is slower than the interval, training does not wait for it.
         # Nor is the one that a stop could not write tried again at the same boundary.
@@ -301,7 +306,7 @@ class Training:
 
     def _begin_checkpoint(self) -> None:
         self._checkpoint_due = False
-        self.link.progress(self.rank_state.applied, "checkpoint")
+        self.show_writing()
         self._writer.begin(self.rank_state, self._checkpoint_location(), self.user.record)
         self.faults.reached_checkpoint(self.rank_state.applied)
 
@@ -317,51 +322,43 @@ class Training:
         if self._checks_user:
             self.user.check_unchanged()
         checkpoint, snapshot, due, wish = statuses
-        self._writer.agreed(checkpoint, outcomes.reported_to(self.link, self.configure))
+        self._writer.agreed(checkpoint, self.outcomes)
         self.snapshots.wait_copied()
         if reason := self.snapshots.agreed(snapshot, wish):
-            outcomes.reported_to(self.link, self.configure).failed(self.rank_state.applied, reason)
+            self.outcomes.failed(self.rank_state.applied, reason)
         self._checkpoint_due = bool(due)
 
-    def _checkpoint_and_stop(self) -> None:
-        """Write the checkpoint that a stop leaves behind, wait for it, and stop; without it if steps may be lost."""
-        self.link.progress(self.rank_state.applied, "checkpoint")
-        self._complete_checkpoint()
-        self._begin_checkpoint()
-        location = self._checkpoint_location()
-        reason = self._complete_checkpoint()
-        if not reason or self.request == STOP_UNSAVED:
-            self._report_stop("" if reason else location)
-        self.request = NOTHING
-        self.link.refuse_stop(self.rank_state.applied, reason[: reporting.DETAIL_CHARACTERS])
-
-    def _complete_checkpoint(self) -> str:
+    def complete_checkpoint(self) -> str:
         """Wait for the checkpoint in progress, if any; return why it was given up, empty if it was not."""
-        link, applied = self.link, self.rank_state.applied
-        found = outcomes.reported_to(link, self.configure)
-        return self._writer.complete(found, link.wait, lambda: link.progress(applied, "checkpoint"))
+        return self._writer.complete(self.outcomes, self.link.wait, self.show_writing)
 
-    def _report_stop(self, path: str) -> NoReturn:
-        link = self.link
-        link.send(Stopped(generation=link.generation, rank=link.rank, step=self._applied(), path=path))
-        self.link.exit(0)
+    def save(self) -> tuple[str, str]:
+        """Write a checkpoint of this state, unless there is one; return its place, and why there is none.
+
+        One that is published is never written again: where that failed, there would be none.
+        """
+        location, reason = self._checkpoint_location(), ""
+        if location != self._saved:
+            self._begin_checkpoint()
+            reason = self.complete_checkpoint()
+            self._saved = self._saved if reason else location
+        return location, reason
+
+    def show_writing(self) -> None:
+        """Report that this rank writes, or waits until it can."""
+        self.link.progress(self.rank_state.applied, "checkpoint")
 
     def _finish(self) -> None:
-        """Write the result and report that the task is finished.
-
-        The state is saved, too, where a script goes on behind the last step: whatever fails there is repeated alone.
-        """
-        configure, state = self.configure, self.rank_state
-        self.link.progress(state.applied, "checkpoint")
+        """Write the result and report that the task is finished, or that its script goes on behind the last step."""
+        self.show_writing()
         self._gather_parameters()
-        self._complete_checkpoint()
-        if self._runs_script:
-            self._begin_checkpoint()
-            self._complete_checkpoint()
-        finished = write_result(configure, state, self._loss)
+        self.complete_checkpoint()
+        finished = Finishing(self, can_save=not self._writer.unusable).until_written()
+        if finished is None:
+            return
         dist.barrier()
-        if self._runs_script:
-            script_end.begin(self.link, finished, self._joiner.store, configure.world_size)
+        if self.runs_script:
+            script_end.begin(self.link, finished, self._joiner.store, self.configure.world_size)
         else:
             self.link.send(finished)
 

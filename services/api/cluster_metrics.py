@@ -96,6 +96,9 @@ def cluster_metrics(facts: Facts, live: LiveState) -> Iterator[Metric]:
     yield from _tasks(tasks)
     text = "1 of a task that has failed within the last day, until it is resumed or deleted."
     yield gauge("unicron_task_failed", text, {(name,): 1.0 for name in facts.failed}, "task")
+    text = "1 of a task whose steps are all done, and which waits until it can write its result."
+    waiting: Samples = {(view.name,): 1.0 for view in facts.tasks if present.waits_for_storage(view, live)}
+    yield gauge("unicron_task_waits_for_storage", text, waiting, "task")
     waf = sum(task.waf_flop_per_s for task in tasks)
     yield gauge("unicron_waf_flop_per_second", "Weighted model FLOP/s that all tasks achieve.", waf)
     text = "The same of the best plan for these tasks on all allocated workers."

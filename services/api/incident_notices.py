@@ -1,5 +1,7 @@
 """Notices to a webhook: one request when an incident opens, opens again and is over, and one when a task has failed.
 
+And one when a task whose steps are all done cannot write its result, and waits until somebody makes room.
+
 The log is the queue. The notices follow it behind the projections, one request at a time, and what is sent is derived
 from both: a receiver that is away for days costs no memory here. ``<run_dir>/webhook.json`` has the position up to
 which all was sent, and the incidents whose end is still to be said. The file is written after each request, so that
@@ -22,21 +24,21 @@ from services.api.accounts import Accounts
 from services.api.costs import incident_cost
 from services.api.gateway import Gateway
 from services.api.readers import ViewReader
-from services.api.tables import INCIDENTS
+from services.api.tables import INCIDENTS, TASKS
 from services.api.views import IncidentView
 from services.api.webhook import Delivery, Webhook, read_secret
 from services.api.webhook_metrics import WebhookMetrics
 from shared.durable_files import replace_file
 from shared.errors import InvalidInput, Unavailable
 from shared.event_base import derived_id
-from shared.events import ErrorDetected, Recorded, TaskFailed
+from shared.events import ErrorDetected, Recorded, TaskCheckpointFailed, TaskFailed
 from shared.log_lines import concerning
 from shared.model import Model, utc_now
 from shared.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["incident.opened", "incident.reopened", "incident.closed", "task.failed"]
+Kind = Literal["incident.opened", "incident.reopened", "incident.closed", "task.failed", "task.waiting"]
 
 _WAIT_S = 3600.0
 """Longest wait for a record; then the wait begins anew."""
@@ -47,7 +49,7 @@ _PAUSE_S = 0.5
 _READ = 100
 """Records read at once."""
 
-_TYPES = ["error.detected", "task.failed"]
+_TYPES = ["error.detected", "task.failed", "task.checkpoint-failed"]
 """Of the events of which somebody is told."""
 
 _MODE = 0o600
@@ -118,8 +120,8 @@ class IncidentNotices:
             for record in records:
                 if record.position > until:
                     return await self._close(api, webhook, sent)
-                if isinstance(record.event, TaskFailed):
-                    await self._failed(api, webhook, record.position, record.event)
+                if isinstance(record.event, TaskFailed | TaskCheckpointFailed):
+                    await self._of_task(api, webhook, record.position, record.event)
                     sent = Sent(position=record.position, open=sent.open)
                     await self._save(sent)
                 else:
@@ -153,19 +155,30 @@ class IncidentNotices:
                 await self._save(sent)
         return sent
 
-    async def _failed(self, api: Gateway, webhook: Webhook, position: int, event: TaskFailed) -> None:
-        """Send that a task has failed, and why: of an incident, or refused before it has trained."""
+    async def _of_task(
+        self, api: Gateway, webhook: Webhook, position: int, event: TaskFailed | TaskCheckpointFailed
+    ) -> None:
+        """Send that a task has failed, and why: of an incident, or refused before it has trained; or that it waits.
+
+        A checkpoint that cannot be written in the midst of training is no notice: a later one is written by itself.
+        """
+        failed = isinstance(event, TaskFailed)
+        if not failed:
+            view = await api.read(lambda views: views.get(TASKS, event.task))
+            if view is None or event.step < view.spec.steps:
+                return
         data = {
             "task": event.task,
             "reason": event.reason,
             "step": event.step,
-            "incident": event.incident or None,
+            "incident": (event.incident or None) if isinstance(event, TaskFailed) else None,
             "position": position,
             "occurred_at": event.occurred_at.isoformat(),
             "link": f"{self._server}/v1/tasks/{quote(event.task, safe='')}",
         }
         with concerning({"task": event.task}):
-            await webhook.deliver(delivery("task.failed", event.event_id, data, utc_now()))
+            kind: Kind = "task.failed" if failed else "task.waiting"
+            await webhook.deliver(delivery(kind, event.event_id, data, utc_now()))
 
     async def _deliver(self, api: Gateway, webhook: Webhook, incident: str, kind: Kind, again: str = "") -> None:
         now = utc_now()

@@ -52,7 +52,7 @@ def task(view: TaskView, live: LiveState) -> Task:
         id=view.submission_id,
         owner=view.owner,
         state=view.state,
-        reason=view.reason or _script_goes_on(view),
+        reason=view.reason or waits_for_storage(view, live) or _script_goes_on(view),
         step=min(step, view.spec.steps),
         steps=view.spec.steps,
         weight=view.spec.weight,
@@ -85,6 +85,17 @@ def task(view: TaskView, live: LiveState) -> Task:
         traceback=view.traceback or None,
         spec=view.spec,
     )
+
+
+def waits_for_storage(view: TaskView, live: LiveState) -> str:
+    """Return why a task waits whose steps are all done, and which cannot write what it has; empty: it does not."""
+    failure = view.checkpoint_failure
+    if view.state not in _TRAINS or failure is None or failure.step < view.spec.steps:
+        return ""
+    statuses = (live.worker(member.worker) for member in view.members)
+    if any(status is not None and (status.task, status.phase) == (view.name, "tail") for status in statuses):
+        return ""  # it is written, and the script goes on
+    return f"waits for its storage: {failure.reason}"
 
 
 def _script_goes_on(view: TaskView) -> str:

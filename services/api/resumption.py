@@ -56,7 +56,7 @@ def resumed(known: TaskView | None, spec: TaskSpec) -> tuple[TaskSpec, str, int]
         spec: the submitted specification.
 
     Raises:
-        InvalidInput: the specification changes what a task that goes on has to keep, or has no step left.
+        InvalidInput: the specification changes what a task that goes on has to keep, or has fewer steps than are done.
     """
     if known is None or not known.checkpoint:
         return spec, "", 0
@@ -64,10 +64,9 @@ def resumed(known: TaskView | None, spec: TaskSpec) -> tuple[TaskSpec, str, int]
     problems = [*_changed(known.spec, spec)]
     if spec.order_samples not in (None, order):
         problems.append(("order_samples", spec.order_samples, _keeps(f"was {order}")))
-    # Behind its last step there may be code of its script left to run.
-    least = step if spec.script is not None else step + 1
-    if spec.steps < least:
-        problems.append(("steps", spec.steps, f"must be at least {least}: its checkpoint is of step {step}"))
+    # Behind its last step its result may be left to write, and code of its script to run.
+    if spec.steps < step:
+        problems.append(("steps", spec.steps, f"must be at least {step}: its checkpoint is of step {step}"))
     if problems:
         raise refused(problems)
     drawn_anew = spec.steps * spec.batch.global_

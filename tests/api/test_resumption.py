@@ -70,3 +70,9 @@ def test_every_field_may_change_or_not() -> None:
     assert resumed(known, spec(**free))[1:] == ("/c40", 40)
     with pytest.raises(InvalidInput, match=r"script: was '/a\.py'"):
         resumed(known, spec())
+
+
+def test_a_task_that_has_done_all_steps_goes_on_to_write_its_result() -> None:
+    assert resumed(stopped(spec(steps=40)), spec(steps=40))[1:] == ("/c40", 40)
+    with pytest.raises(InvalidInput, match="steps: must be at least 40: its checkpoint is of step 40"):
+        resumed(stopped(spec(steps=40)), spec(steps=39))

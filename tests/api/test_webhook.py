@@ -23,7 +23,7 @@ from services.api import webhook
 from services.api.webhook import read_secret
 from shared.bus import Bus
 from shared.errors import InvalidInput
-from shared.events import ErrorDetected, PlanDecided, TaskFailed, TaskSubmitted
+from shared.events import ErrorDetected, PlanDecided, TaskCheckpointFailed, TaskFailed, TaskSubmitted
 from shared.http_server import HttpServer, listen
 from shared.log.journal import Journal
 from shared.model import utc_now
@@ -137,6 +137,25 @@ async def heal(api: Server, incident: str) -> None:
         response=PlanResponse.NONE,
         changes=[],
     )
+
+
+async def test_a_task_that_waits_for_its_storage_is_reported(
+    hooked: Settings, bus: Bus, journal: Journal, receiver: Receiver
+) -> None:
+    """A checkpoint that could not be written in the midst of training is nothing that somebody is called for."""
+    async with serving(hooked, bus, journal) as api:
+        task = spec()
+        await api.append(TaskSubmitted, task="gpt", spec=task)
+        failed = {"task": "gpt", "generation": 1, "worker": "n0/0"}
+        await api.append(TaskCheckpointFailed, step=task.steps - 1, reason="no room", **failed)
+        await api.append(TaskCheckpointFailed, step=task.steps, reason="all steps are done, and no room", **failed)
+        await fault(api, "i1")
+        await receiver.until(lambda: len(receiver.requests) == 2)
+    waiting, opened = map(verified, receiver.requests)
+    assert (waiting["type"], opened["type"]) == ("task.waiting", "incident.opened")
+    data = waiting["data"]
+    assert (data["task"], data["reason"], data["step"]) == ("gpt", "all steps are done, and no room", task.steps)
+    assert data["link"] == "https://unicron.example/v1/tasks/gpt"
 
 
 async def test_a_failed_task_and_an_incident_that_is_open_again_are_reported(

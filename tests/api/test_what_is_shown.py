@@ -8,17 +8,28 @@ from typing import Any
 
 import pytest
 
+from services.api import present
 from services.api.findings import Found
 from services.api.incident_parts import LEAST_LATE_S, REMEMBERED, median_s, stuck_s, with_duration
+from services.api.live import LiveState
 from services.api.postmortem import page
 from services.api.postmortem.gather import known, post_mortem
 from services.api.postmortem.model import PostMortem
 from services.api.store import Store
 from shared.bus import Bus
-from shared.events import ErrorDetected, PlanDecided, TaskFailed, TaskFinished, TaskStopRequested
+from shared.events import (
+    ErrorDetected,
+    PlanDecided,
+    TaskCheckpointed,
+    TaskCheckpointFailed,
+    TaskFailed,
+    TaskFinished,
+    TaskStopRequested,
+)
 from shared.plans import Response, TaskChange, Trigger
 from shared.service import HEALTH, Health
 from shared.severities import ErrorKind, Method, Severity
+from shared.signals import Heartbeat, WorkerStatus
 from tests.api.kit import Server, Story, cost_report, restart, stage
 
 
@@ -327,3 +338,32 @@ def test_ranks_that_fail_alike_in_one_generation_are_one_attempt(story: Story, t
     assert not any("in a row" in line for line in shown(story, tmp_path, story.time(101)).standing)
     story.at(110.5).error("i1", 110, event_id="e2", repeats="e1", worker="n0/0", node="n0", generation=3, **about)
     assert "The same failure came 2 times in a row" in shown(story, tmp_path, story.time(111)).standing[0]
+
+
+def test_a_task_that_waits_for_its_storage_says_so_until_its_script_goes_on(story: Story) -> None:
+    story.running()
+    steps = story.views().tasks["gpt"].spec.steps
+    failed = {"task": "gpt", "generation": 1, "worker": "n0/0"}
+    story.at(40).add(TaskCheckpointFailed, step=steps - 1, reason="no room", **failed)
+    assert present.task(story.views().tasks["gpt"], LiveState()).reason == ""
+    story.at(41).add(TaskCheckpointed, task="gpt", generation=1, step=steps, path="/c")
+    story.at(42).add(TaskCheckpointFailed, step=steps, reason="all steps are done", **failed)
+    view = story.views().tasks["gpt"]
+    for phase, reason in (
+        ("checkpoint", "waits for its storage: all steps are done"),
+        ("tail", "all steps are done and"),
+    ):
+        worker = WorkerStatus(worker="n0/0", state="training", task="gpt", generation=1, rank=0, phase=phase)
+        beat = Heartbeat(
+            node="n0",
+            incarnation="one",
+            agent_pid=4,
+            sequence=1,
+            sent_at=story.time(43),
+            interval_s=1.0,
+            workers=[worker],
+        )
+        assert present.task(view, LiveState(heartbeats={"n0": beat})).reason.startswith(reason)
+    assert present.task(view, LiveState()).reason == "waits for its storage: all steps are done"
+    story.at(44).add(TaskFinished, task="gpt", generation=1, step=steps, samples_sha256="a", parameters_path="/p")
+    assert present.task(story.views().tasks["gpt"], LiveState()).reason == "all steps done"

@@ -10,7 +10,7 @@ import contextlib
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import safetensors
 import safetensors.torch
@@ -20,7 +20,7 @@ import xxhash
 from unicron.checkpoint import storage
 from unicron.checkpoint.archive import PartFile
 from unicron.errors import UnicronError
-from unicron.state.chunks import StateChunk
+from unicron.state.chunks import StateChunk, name_of
 
 FILE_BYTES = 256 << 20
 """Size at which a further file begins. Chosen: a reader of an object store has one file in memory; far larger than what
@@ -32,6 +32,9 @@ _ALIGNMENT_BYTES = 8
 _DTYPES = {
     "bool": "BOOL",
     "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
     "int8": "I8",
     "int16": "I16",
     "int32": "I32",
@@ -47,6 +50,13 @@ _DTYPES = {
 
 Chunks = Mapping[StateChunk, torch.Tensor]
 """Chunks of the state and their values, flat, in the memory of the CPU."""
+
+
+class _Writable(Protocol):
+    """What bytes are written to."""
+
+    def write(self, content: Any, /) -> Any:
+        """Write bytes."""
 
 
 class _Hashed:
@@ -101,29 +111,43 @@ def _groups(chunks: Chunks) -> Iterator[dict[str, tuple[StateChunk, torch.Tensor
 
 
 def _write_file(location: str, group: dict[str, tuple[StateChunk, torch.Tensor]]) -> PartFile:
-    header: dict[str, Any] = {}
-    end = 0
-    for name, (chunk, _) in group.items():
-        if chunk.dtype not in _DTYPES:
-            raise UnicronError(f"{chunk.key}: numbers of type {chunk.dtype} cannot be saved")
-        start, end = end, end + chunk.bytes
-        shape = [chunk.stop - chunk.start]
-        header[name] = {"dtype": _DTYPES[chunk.dtype], "shape": shape, "data_offsets": [start, end]}
-    encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % _ALIGNMENT_BYTES)
     written: list[_Hashed] = []
 
     def fill(file: IO[bytes]) -> None:
         hashed = _Hashed(file)
         written.append(hashed)
-        hashed.write(struct.pack("<Q", len(encoded)))
-        hashed.write(encoded)
-        for _, values in group.values():
-            hashed.write(values.view(torch.uint8).numpy())
+        write_tensors(hashed, {name: values for name, (_, values) in group.items()})
 
     storage.write(location, fill)
     chunks = {name: chunk for name, (chunk, _) in group.items()}
     return PartFile(bytes=written[0].bytes, checksum=written[0].checksum(), chunks=chunks)
+
+
+def write_tensors(file: _Writable, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write tensors to a file, in their order.
+
+    Args:
+        file: where to.
+        tensors: contiguous, in the memory of the CPU.
+
+    Raises:
+        OSError: the file cannot be written.
+        UnicronError: the format has no such type of numbers.
+    """
+    header: dict[str, Any] = {}
+    end = 0
+    for name, values in tensors.items():
+        dtype = name_of(values.dtype)
+        if dtype not in _DTYPES:
+            raise UnicronError(f"{name}: numbers of type {dtype} cannot be saved")
+        start, end = end, end + values.nbytes
+        header[name] = {"dtype": _DTYPES[dtype], "shape": list(values.shape), "data_offsets": [start, end]}
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % _ALIGNMENT_BYTES)
+    file.write(struct.pack("<Q", len(encoded)))
+    file.write(encoded)
+    for values in tensors.values():
+        file.write(values.reshape(-1).view(torch.uint8).numpy())
 
 
 @contextlib.contextmanager

@@ -76,9 +76,28 @@ def write_whole(location: str, content: bytes) -> None:
     if not isinstance(fs, LocalFileSystem):
         fs.pipe_file(path, content)  # an object store shows an object once it is complete
         return
+    write_aside(path, functools.partial(fill, content=content))
+
+
+def write_aside(path: str, filling: Callable[[IO[bytes]], None]) -> None:
+    """Write a local file that nobody ever sees in part; it survives a power cut once this returns.
+
+    Where it cannot be written, nothing is left of it: on a full disk others need the room.
+
+    Args:
+        path: of the file; the folder is made if need be.
+        filling: writes the content.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     partial = f"{path}.partial"
-    write(partial, functools.partial(fill, content=content))
-    os.replace(partial, path)
+    try:
+        write(partial, filling)
+        os.replace(partial, path)
+    except BaseException:
+        delete(partial)
+        raise
     _sync_folder(os.path.dirname(path))
 
 

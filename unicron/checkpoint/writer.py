@@ -148,7 +148,7 @@ class Writer:
             outcomes: called with the outcome.
 
         Returns:
-            The publication in progress, on rank 0.
+            The publication in progress, or the deletion of what was written of it, on rank 0.
         """
         part = self._part
         if part is None or status == WRITING:
@@ -158,9 +158,7 @@ class Writer:
             cause = part.written.exception() if part.written.done() else None
             if cause is not None:
                 self._give_up(part, cause, outcomes)
-            if dist.get_rank() == 0:
-                self._thread.submit(storage.delete, part.location)
-            return None
+            return self._thread.submit(storage.delete, part.location) if dist.get_rank() == 0 else None
         if dist.get_rank() != 0:
             return None
         self._publication = self._thread.submit(self._publish, part, dist.get_world_size(), outcomes)
@@ -186,9 +184,9 @@ class Writer:
             return ""
         while (status := self._worst_status(self._part)) == WRITING:
             progress()
-        publication = self.agreed(status, outcomes)
-        if publication is not None:
-            _wait_for(publication, progress)
+        rest = self.agreed(status, outcomes)
+        if rest is not None:
+            _wait_for(rest, progress)  # what is deleted is gone before anybody writes there again
         return next((reason for reason in transfer.gather(self._reason, wait) if reason), "")
 
     def _worst_status(self, part: _Part) -> int:

@@ -91,7 +91,8 @@ class Snapshots:
         self._users: list[AvailableState] | None = None
         self._shares: list[int] = []
         self._replicas = 1
-        self._cleaned = self._given_up = self._renews = False
+        self._cleaned = self._given_up = self.renews = False
+        """``renews``: whether a copy is due because one is gone: the same on all ranks."""
         self._watch = SnapshotWatch(self._folder)
         self._reason = ""
 
@@ -133,7 +134,7 @@ class Snapshots:
         if not self.enabled:
             return
         self._generation, self._cleaned, self._given_up = generation, False, False
-        self._renews = self._watch.unmade = False
+        self.renews = self._watch.unmade = False
         self._listen()
         if self._receiver is not None:
             self._receiver.generation = generation
@@ -187,8 +188,8 @@ class Snapshots:
         if not self.enabled or self._given_up:
             return
         self._time_step(checkpointing)
-        if self._stored is None and (self._renews or self._is_due(rank_state.applied, checkpointing)):
-            self._begin(rank_state, record)
+        if self._stored is None and (self.renews or self._is_due(rank_state.applied, checkpointing)):
+            self.begin(rank_state, record)
 
     def _is_due(self, applied: int, checkpointing: bool) -> bool:
         """Return whether a snapshot is due after a step. With ``auto`` it stays due until it is begun."""
@@ -207,27 +208,25 @@ class Snapshots:
                 self._times.end_copy()
         self._boundary_s, self._disturbed = now_s, checkpointing
 
-    def _begin(self, rank_state: RankState, record: Record | None) -> None:
-        """Begin to copy the state."""
-        self._renews = False
+    def begin(self, rank_state: RankState, record: Record | None) -> None:
+        """Begin to copy the state; all ranks do, and none while a copy is in progress."""
+        self.renews = False
         self._interval.begin_copy()
         self._times.begin_copy()
+        self._stored = Future()
         try:
             taker = self._ready_taker(rank_state, record)
         except FileNotFoundError:  # no folder
             self._watch.unmade = True
-            self._stored = Future()
             self._stored.set_result(None)
             return
         except (OSError, RuntimeError) as err:  # no room; or a tensor of which there is no flat view
             # The peers see the status at the end of the step.
-            self._stored = Future()
             self._stored.set_exception(err)
             return
-        step, digest = rank_state.applied, rank_state.digest
-        self._step = step
+        self._step = rank_state.applied
         self._copied = self._thread.submit(taker.copy, taker.ready())
-        self._stored = self._thread.submit(taker.store, self._copied, step, digest)
+        self._stored = self._thread.submit(taker.store, self._copied, self._step, rank_state.digest)
 
     def _ready_taker(self, rank_state: RankState, record: Record | None) -> SnapshotTaker:
         """Return the generation's taker, with the tensors in which the state is now as its sources."""
@@ -328,7 +327,7 @@ class Snapshots:
 
         The others keep theirs: what is left may be all that there is of the state until the new one is stored.
         """
-        self._renews, self._watch.unmade = True, False
+        self.renews, self._watch.unmade = True, False
         stored, self._stored = self._stored, None
         if self._taker is None:
             return

@@ -77,7 +77,8 @@ function troubles(task) {
   if (task.reason) found.push(task.reason);
   if (task.wait?.until) found.push(`starts again at ${clock(task.wait.until)}${task.wait.reason === task.reason ? "" : `: ${task.wait.reason}`}`);
   if (task.stop_refused) found.push(`not stopped: ${task.stop_refused.reason}`);
-  if (task.checkpoint_failure) found.push(`checkpoint of step ${task.checkpoint_failure.step}: ${task.checkpoint_failure.reason}`);
+  const failure = task.checkpoint_failure;
+  if (failure && !task.reason?.includes(failure.reason)) found.push(`checkpoint of step ${failure.step}: ${failure.reason}`);
   for (const anomaly of task.anomalies) {
     found.push(`${anomaly.kind}: ${si(anomaly.value, anomaly.unit)}, expected ${si(anomaly.expected, anomaly.unit)}`);
   }

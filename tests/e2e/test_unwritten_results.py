@@ -1,0 +1,97 @@
+"""A task whose steps are all done and whose result cannot be written: it waits, and nothing that is done is lost."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from cli.stack import Stack
+from tests.e2e.kit import Client, Pace, Record, check_result, pids, small_task
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+BLOCKED_S = 20.0
+"""A storage outage. Ranks that gave up after a few tries had failed their task within 4 s."""
+
+
+def begin(client: Client, name: str, corpus: Path, tmp_path: Path) -> tuple[Record, Pace]:
+    """Submit a task that trains until it is let go on; return its specification and what lets it."""
+    pace = Pace(tmp_path, 0.05)
+    spec = small_task(name, corpus, steps=12, workers={"min": 2, "max": 2}, checkpoint={"every": 8})
+    client.submit(pace.of(spec))
+    client.until_step(name, 1)
+    return spec, pace
+
+
+def block(stack: Stack, name: str, *folders: str) -> list[Path]:
+    """Put files in place of folders of a task's first generation: nobody, not even root, can write below them."""
+    generation = stack.run_dir / "tasks" / name / "generation-1"
+    generation.mkdir(exist_ok=True)
+    for folder in folders:
+        if (generation / folder).exists():  # the nodes have made sure that they share it
+            (generation / folder).rename(generation / f"{folder}-before")
+        (generation / folder).write_text("")
+    return [generation / folder for folder in folders]
+
+
+def until_waits(client: Client, name: str) -> Record:
+    """Wait until the task says that it waits for its storage; return it."""
+
+    def waits() -> Record | None:
+        task = client.task(name)
+        assert task["state"] != "failed", task
+        return task if task["reason"].startswith("waits for its storage: all steps are done") else None
+
+    record: Record = client.until("the task waits", waits)
+    return record
+
+
+def events(client: Client, name: str, type_: str) -> list[Record]:
+    """Return the events of a type that are about a task."""
+    return [e["event"] for e in client.items("/v1/events") if e["type"] == type_ and e["event"].get("task") == name]
+
+
+def test_a_result_that_cannot_be_written_for_a_while(
+    client: Client, stack: Stack, corpus: Path, tmp_path: Path
+) -> None:
+    name = "unwritten"
+    spec, pace = begin(client, name, corpus, tmp_path)
+    blocked = block(stack, name, "result", "checkpoints")
+    before = client.task(name)
+    pace.end()
+    waiting = until_waits(client, name)
+    ends_s = time.monotonic() + BLOCKED_S
+    assert (waiting["state"], waiting["step"], pids(waiting)) == ("running", 12, pids(before))
+    assert str(blocked[0]) in waiting["reason"]
+    assert f'unicron_task_waits_for_storage{{task="{name}"}} 1.0' in client.http.get("/metrics").text
+    client.until("the outage is over", lambda: time.monotonic() > ends_s)
+    still = until_waits(client, name)
+    assert (still["generation"], pids(still)) == (waiting["generation"], pids(before))
+    for path in blocked:
+        path.unlink()
+    client.until_state(name, "succeeded")
+    check_result(client, name, spec, tmp_path)
+    assert client.incidents(name) == []
+    assert events(client, name, "task.failed") == []
+    steps = [event["step"] for event in events(client, name, "task.checkpoint-failed")]
+    assert steps[-1] == 12
+
+
+def test_a_task_that_cannot_write_its_result_is_stopped_and_has_only_that_left_to_do(
+    client: Client, stack: Stack, corpus: Path, tmp_path: Path
+) -> None:
+    name = "unwritten-stopped"
+    spec, pace = begin(client, name, corpus, tmp_path)
+    block(stack, name, "result")
+    pace.end()
+    until_waits(client, name)
+    client.http.post(f"/v1/tasks/{name}/stop").raise_for_status()
+    stopped = client.until_state(name, "stopped")
+    assert (stopped["step"], stopped["saved_step"]) == (12, 12)
+    resumed = client.http.post(f"/v1/tasks/{name}/resume").raise_for_status().json()
+    assert resumed["step"] == 12
+    client.until_state(name, "succeeded")
+    check_result(client, name, spec, tmp_path)
+    assert client.incidents(name) == []
