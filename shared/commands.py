@@ -138,12 +138,15 @@ class StopTask(CommandBase):
 class ReleaseTask(CommandBase):
     """End the task's processes on these workers; reply when they are gone.
 
-    ``all_workers``: the task leaves the node, so end its store and delete its in-memory copies, too.
+    ``all_workers``: the task leaves the node, so end its store and delete its in-memory copies, too. ``keep_copies``:
+    leave these for as long as a node keeps copies without a process of their task: they may be all that there is of its
+    steps since its newest checkpoint.
     """
 
     kind: Literal["release"] = "release"
     workers: list[WorkerName]
     all_workers: bool = False
+    keep_copies: bool = False
 
 
 def _with_kind(value: Any) -> Any:

@@ -330,7 +330,7 @@ class Agent:
             what = f"{process.worker} (pid {process.pid}) of {process.task}"
             logger.warning("%s exited with %d", what, exit_code, extra=ids(process))
         self._signals.put(signals)
-        if (process.finished or process.stopped is not None) and not self.node.of_task(process.task):
+        if process.has_saved and not self.node.of_task(process.task):
             self._snapshots.forget(process.task)
         self._note_change()
         self._fork_servers.acknowledge(process_id)

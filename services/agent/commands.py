@@ -309,7 +309,8 @@ class Commands:
         await self._host.end(processes)
         if command.all_workers:
             self._close_stores(command)
-            self._host.forget_state(command.task)
+            if not command.keep_copies:
+                self._host.forget_state(command.task)
         else:
             self._close_stores_if_last(command)
         return {"workers": {p.worker: WorkerResult(pid=p.pid, step=p.step) for p in processes}}

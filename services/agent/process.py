@@ -166,6 +166,14 @@ class Process:
         return self.attached and (self.resting or not self.configured)
 
     @property
+    def has_saved(self) -> bool:
+        """Whether the task's state is durable: its result, or the checkpoint of a stop, is written.
+
+        A rank that has stopped without one may have left all that there is in its copies in memory.
+        """
+        return self.finished or (self.stopped is not None and bool(self.stopped.path))
+
+    @property
     def has_answered_stop(self) -> bool:
         """Whether the process has exited as requested, or has reported that its state cannot be saved."""
         return self.stop_refused is not None or (not self.alive and (self.ending or self.finished))

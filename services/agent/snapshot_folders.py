@@ -1,7 +1,7 @@
 """The node's folder in shared memory, in which its ranks keep the snapshots of their tasks (``unicron.snapshot``).
 
 Ranks write the folder and may die at any moment; their successors go on from the snapshots. So the agent alone makes
-and deletes folders: a task's when the task has ended on the node, or long after the task's last process there; all when
+and deletes folders: a task's when what it has is saved elsewhere, or long after the task's last process there; all when
 the node leaves. An agent that is started again finds the folder of its predecessor.
 """
 

@@ -117,7 +117,7 @@ def _logged(state: State, event: Event) -> State:
             part = state.task(task).part
             return state if part is None else _fired(state, part, TimerName.BACK_OFF)
         case TaskFinished() | TaskFailed():
-            return _task_ended(state, event.task)
+            return _task_ended(state, event.task, failed=isinstance(event, TaskFailed))
         case TaskStopped():
             return _task_ended(_saved(state, event.task), event.task, stopped=True)
         case ErrorDetected():
@@ -165,19 +165,21 @@ def _moved_step(state: State, event: StateMoved) -> State:
 
 
 def _submitted(state: State, event: TaskSubmitted) -> State:
-    task = replace(state.task(event.task), spec=event.spec, step=event.step, ended=False, may_lose=False, identity={})
+    known = replace(state.task(event.task), ended=False, failed=False, may_lose=False, identity={})
+    task = replace(known, spec=event.spec, step=event.step)
     if task.part is None or not task.part.active:
         # A task that reuses the name of an ended one starts without processes.
         task = replace(task, occupied=frozenset(), leaving=frozenset())
     return state.with_task(event.task, task)
 
 
-def _task_ended(state: State, name: str, *, stopped: bool = False) -> State:
+def _task_ended(state: State, name: str, *, stopped: bool = False, failed: bool = False) -> State:
     """Fold the end of a task, or of a pause. Its part is superseded, unless the plan itself ends the task."""
     part = state.task(name).part
     if part is not None and part.active and part.change.action not in ENDINGS:
         state = state.with_part(part.ended(Outcome.SUPERSEDED))
-    return state.with_ended(name, paused=stopped and part is not None and part.change.action == "pause")
+    paused = stopped and part is not None and part.change.action == "pause"
+    return state.with_ended(name, paused=paused, failed=failed)
 
 
 def _saved(state: State, task: str) -> State:

@@ -116,12 +116,11 @@ def _stop(state: State, part: Part, phase: Phase) -> list[Send]:
 
 def _release(state: State, part: Part, phase: Phase) -> list[Send]:
     staying = {node_of(w) for w in kept(part)}
-    # A paused task of which no process is left to save its state goes on from its copies in memory.
-    keeps_copies = part.change.action == "pause" and not to_stop(part)
+    # A task that has failed, or is paused, may go on; one that has finished or was stopped as asked has what it needs.
+    keep = part.change.action == "pause" or state.task(part.task).failed
 
     def build(base: dict[str, Any], mine: list[str]) -> Command:
-        leaves = node_of(mine[0]) not in staying and not keeps_copies
-        return ReleaseTask(**base, workers=mine, all_workers=leaves)
+        return ReleaseTask(**base, workers=mine, all_workers=node_of(mine[0]) not in staying, keep_copies=keep)
 
     return _per_node(state, part, phase, to_release(state, part), build)
 

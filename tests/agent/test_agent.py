@@ -18,6 +18,7 @@ from services.agent.agent import Agent
 from services.agent.hardware import NodeHardware
 from services.agent.inheritance import Inheritance
 from services.agent.process import Process
+from services.agent.snapshot_folders import node_folder
 from shared.settings import Settings
 from shared.signals import ProcessExited, RankRaised
 from shared.tasks import TaskSpec
@@ -181,6 +182,15 @@ async def test_a_repeated_command_joins_the_first(agent: Agent, driver: Driver) 
     async with asyncio.timeout(40):
         while await listens(first.host, first.port):
             pass  # the port closes with the process, a moment after the answer
+
+
+async def test_copies_stay_where_a_task_may_go_on(agent: Agent, driver: Driver, settings: Settings) -> None:
+    await train(driver)
+    folder = node_folder(settings.memory_dir, settings.run_dir, "n0") / "gpt"
+    assert folder.exists()
+    for number, keep in ((2, True), (3, False)):
+        assert (await driver.ask("release", number, workers=driver.workers, all_workers=True, keep_copies=keep)).ok
+        assert folder.exists() == keep
 
 
 @pytest.mark.parametrize(("behaviour", "code"), [("die-early", 7), ("die-joining", 3)])

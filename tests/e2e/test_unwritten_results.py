@@ -95,3 +95,47 @@ def test_a_task_that_cannot_write_its_result_is_stopped_and_has_only_that_left_t
     client.until_state(name, "succeeded")
     check_result(client, name, spec, tmp_path)
     assert client.incidents(name) == []
+
+
+RAISES = """
+import os, pathlib, time
+import torch, unicron
+
+def build(tensor, pipeline):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+run = unicron.attach(steps=12, micro_batches=8, build=build, checkpoint_every=4, memory_every=1)
+for step in run.steps():
+    with step:
+        for k in step.micro_batches():
+            if step.number == 11 and pathlib.Path(os.environ["FAIL"]).exists():
+                raise ValueError("no such sample")
+            time.sleep(0.05)  # a copy is stored within a step
+            loss = run.model(torch.ones(4) * k).square().sum()
+            (loss / 8).backward()
+            step.commit(k, float(loss.detach()), [k])
+        step.reduce()
+        run.optimizer.step()
+"""
+
+
+def test_a_task_that_failed_goes_on_from_its_copies_which_are_newer_than_its_checkpoint(
+    client: Client, tmp_path: Path
+) -> None:
+    name, script, fail = "failed-in-a-step", tmp_path / "raises.py", tmp_path / "fail"
+    script.write_text(RAISES)
+    fail.touch()
+    place = {"every": 4, "memory_every": 1}
+    spec = small_task(name, script, steps=12, workers={"min": 4, "max": 4}, checkpoint=place, max_restarts=0)
+    env = spec["env"] | {"FAIL": str(fail)}
+    client.submit(spec | {"batch": {"global": 8}, "script": str(script), "env": env})
+    failed = client.until_state(name, "failed")
+    assert 0 < failed["saved_step"] <= 8
+    fail.unlink()
+    client.http.post(f"/v1/tasks/{name}/resume").raise_for_status()
+    client.until_state(name, "succeeded")
+    resumed = [e for e in events(client, name, "state.moved") if e["phase"] in ("resumed", "restored")]
+    assert resumed[-1]["step"] == 11
+    assert set(resumed[-1]["sources"].values()) <= {"memory", "peer-memory"}

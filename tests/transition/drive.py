@@ -43,6 +43,7 @@ from shared.events import (
     PlanDecided,
     Recorded,
     StateMoved,
+    TaskFailed,
     TaskFinished,
     TaskStopped,
     TaskSubmitted,
@@ -262,6 +263,18 @@ class Drive:
                 step=100,
                 samples_sha256="",
                 parameters_path="",
+            )
+        )
+
+    def fail(self, task: str) -> None:
+        self.log(
+            TaskFailed(
+                event_id=f"fail-{task}-{len(self.records)}",
+                occurred_at=self.at,
+                task=task,
+                generation=1,
+                step=50,
+                reason="too often",
             )
         )
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import pytest
 
 from services.transition import state
+from shared.commands import ReleaseTask
 from shared.events import TaskProgressed
 from tests.transition.drive import TWO, Drive, change, stage
 
@@ -72,3 +76,22 @@ def test_one_that_is_paused_goes_on_with_its_specification() -> None:
     target = stage(2, ["n2/0"], "checkpoint")
     drive.plan("again", change("a", action="move", prepare=["n2/0"], target=target))
     assert [send.command.kind for send in drive.open(task="a")] == ["prepare"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "action", "keeps"),
+    [(Drive.finish, "end", False), (Drive.fail, "end", True), (None, "stop", False), (None, "pause", True)],
+)
+def test_the_copies_of_one_that_may_go_on_stay_in_its_nodes_memory(
+    ends: Callable[[Drive, str], None] | None, action: Literal["end", "stop", "pause"], keeps: bool
+) -> None:
+    """They may be all that there is of its steps since its newest checkpoint."""
+    drive = start("a")
+    if ends is not None:
+        ends(drive, "a")
+    drive.plan("end", change("a", action=action, survivors=["n2/0"], release=["n2/0"]))
+    for stop in drive.open("stop", "a"):
+        drive.reply(stop)
+    (release,) = drive.open("release", "a")
+    assert isinstance(release.command, ReleaseTask)
+    assert (release.command.all_workers, release.command.keep_copies) == (True, keeps)
