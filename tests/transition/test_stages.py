@@ -293,12 +293,3 @@ def test_the_end_of_a_task_only_releases() -> None:
     assert d.kinds() == ["release@n0", "release@n1"]
     d.answer_all()
     assert d.phases()[-1] == "ended"
-
-
-@pytest.mark.parametrize("saves", [True, False])
-def test_a_pause_without_a_process_that_can_save_leaves_the_copies_in_memory(saves: bool) -> None:
-    drive = Drive()
-    drive.plan("p1", change(action="pause", survivors=THREE if saves else [], failed=[] if saves else THREE))
-    drive.answer_all()
-    released = [send.command for send in drive.sent if isinstance(send.command, ReleaseTask)]
-    assert {command.all_workers for command in released} == {saves}

@@ -222,7 +222,7 @@ async def test_a_stop_that_meets_ranks_between_two_generations_loses_no_step(
     spec = spec_file()
     survivors = ["w0", "w1"]
     async with agent(tmp_path / "run") as a:
-        await begin(a, spec, [*survivors, "w2"], "2:3:0:hang")
+        await begin(a, spec, [*survivors, "w2"], "2:3:0:hang,0:5:0:hang")
         if left == "drained":
             await a.stopped("w2")
             await a.drain([*survivors, "w2"])
@@ -238,6 +238,7 @@ async def test_a_stop_that_meets_ranks_between_two_generations_loses_no_step(
         resumed = await a.resumed(await a.configure(dict.fromkeys(survivors, "live"), stage="interrupted"))
         assert not a.of(Stopped)
         assert {r.source for r in resumed} == {"own"}
+        await a.stopped("w0")  # else the task may be at its end before it is asked
         a.send_all(survivors, Stop(generation=2, lose_steps=lose_steps))
         await a.until(lambda: len(a.of(Stopped)) == 2 and set(survivors) <= set(a.exits))
         one, other = a.of(Stopped)
