@@ -117,7 +117,7 @@ async def test_a_name_in_use_is_refused_and_free_again_once_stopped(api: Server)
     assert "gpt" in problem["detail"]
     recorded = await api.append(TaskStopped, task="gpt", generation=1, step=40, path="/c40")
     await api.projected(recorded.position)
-    problem = refused(await api.http.post("/v1/tasks", json=api.spec(steps=40)), 422, "invalid-input")
+    problem = refused(await api.http.post("/v1/tasks", json=api.spec(steps=39)), 422, "invalid-input")
     assert problem["errors"][0]["field"] == "steps"
     model = {**api.spec()["model"], "layers": 4}
     problem = refused(await api.http.post("/v1/tasks", json=api.spec(model=model)), 422, "invalid-input")

@@ -42,7 +42,8 @@ def until_waits(client: Client, name: str) -> Record:
     def waits() -> Record | None:
         task = client.task(name)
         assert task["state"] != "failed", task
-        return task if task["reason"].startswith("waits for its storage: all steps are done") else None
+        says_so = task["reason"].startswith("waits for its storage: all steps are done")
+        return task if says_so and task["step"] == task["steps"] else None  # the step comes with the heartbeats
 
     record: Record = client.until("the task waits", waits)
     return record
