@@ -9,7 +9,7 @@ import pytest
 
 from services.transition import decide, phase_commands, phases
 from services.transition.state import Outcome
-from shared.commands import ConfigureTask, Prepare, ReleaseTask
+from shared.commands import ConfigureTask, Prepare
 from shared.severities import ErrorKind
 from tests.transition.drive import THREE, TWO, Drive, change, restart_change, stage
 
