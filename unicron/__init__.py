@@ -20,7 +20,6 @@ interface.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
@@ -75,15 +74,9 @@ _LAZY = {
 }
 """Public names whose modules import torch: imported when they are first used."""
 
-_FORMER = {"TornCopy": "TornSnapshot"}
-"""Former public names, kept for version 0.1, and what they are called now."""
-
 
 def __getattr__(name: str) -> Any:
     """Return a public name from its module."""
-    if name in _FORMER:
-        warnings.warn(f"unicron.{name} is deprecated: use unicron.{_FORMER[name]}", DeprecationWarning, stacklevel=2)
-        return globals()[_FORMER[name]]
     if name not in _LAZY:
         raise AttributeError(f"module 'unicron' has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)

@@ -16,15 +16,12 @@ yields is then the same one again, in a new generation, with the micro-batches t
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from unicron.applied_step import AppliedOptimizer
-from unicron.link.agent_link import AgentLink
-from unicron.protocol import Configure
 from unicron.step import Step
 from unicron.training import Training
 
@@ -91,17 +88,3 @@ class Run:
         counts until the next step begins.
         """
         self._training.heartbeat()
-
-    # Former names, kept for version 0.1.
-
-    @property
-    def configure(self) -> Configure:
-        """Deprecated: use ``generation``."""
-        warnings.warn("run.configure is deprecated: use run.generation", DeprecationWarning, stacklevel=2)
-        return self._training.configure
-
-    @property
-    def runtime(self) -> AgentLink:
-        """Deprecated: use ``step.clip_gradients(limit)``, the one documented use of the link to the agent."""
-        warnings.warn("run.runtime is deprecated: use step.clip_gradients(limit)", DeprecationWarning, stacklevel=2)
-        return self._training.link

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import unicron
 from unicron.errors import TornSnapshot
 from unicron.snapshot import files
 from unicron.snapshot.files import Slot, SnapshotMeta
@@ -64,11 +63,6 @@ def test_any_change_of_a_snapshot_is_found(data: st.DataObject) -> None:
         path.write_bytes(content)
         with pytest.raises(TornSnapshot):
             files.read(path)
-
-
-def test_the_former_name_of_the_error_warns() -> None:
-    with pytest.warns(DeprecationWarning, match=r"use unicron\.TornSnapshot"):
-        assert unicron.TornCopy is TornSnapshot
 
 
 def test_a_snapshot_is_torn_while_it_is_written_and_the_other_slot_is_whole(tmp_path: Path) -> None:
