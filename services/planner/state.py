@@ -1,7 +1,6 @@
 """The planner's state: the fold of the log (``evolve.py``), and the input of every decision (``decide.py``).
 
-All models are immutable. Tuples have the order that decisions depend on. ``unicron replay --at`` prints the state; the
-serialisation aliases are the names that it prints.
+All models are immutable. Tuples have the order that decisions depend on. ``unicron replay --at`` prints the state.
 
 What an event costs does not grow with the number of tasks that the log has ever had: tasks that have ended, and left
 nothing behind, are kept apart from the others (``State.ended``), and a new state shares them with the one before. They
@@ -156,15 +155,15 @@ class Task(Value):
     life: Literal["active", "stopping", "ended"] = "active"
     generation: int = 0
     members: tuple[str, ...] = ()
-    owners: tuple[str, ...] = Field(default=(), serialization_alias="holders")
+    owners: tuple[str, ...] = ()
     occupied: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     broken: bool = False
     plan: str = ""
     planned_at: datetime | None = None
     change: TaskChange | None = None
-    idle_since: datetime | None = Field(default=None, serialization_alias="stands_since")
-    idle_s: float = Field(default=0.0, serialization_alias="stood_s")
+    idle_since: datetime | None = None
+    idle_s: float = 0.0
     queued: str = ""
     wait: Wait | None = None
     step: int = 0
@@ -174,7 +173,7 @@ class Task(Value):
     checkpoint_step: int = 0
     pool: str = ""
     layout: Layout | None = None
-    state_layout: Layout | None = Field(default=None, serialization_alias="held")
+    state_layout: Layout | None = None
     ranks: dict[str, int] = Field(default_factory=dict)
     trained: dict[int, HardwareLayout] = Field(default_factory=dict)
     measured: PairMap[HardwareLayout, int] = Field(default_factory=dict)

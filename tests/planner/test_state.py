@@ -1,4 +1,4 @@
-"""The planner's state as ``unicron replay --at -o json`` prints it: the names stay, whatever the code calls them."""
+"""The planner's state: settled tasks are kept apart, and that makes no difference to any plan."""
 
 from __future__ import annotations
 
@@ -8,23 +8,7 @@ import pytest
 
 from services.planner.state import Task
 from shared.severities import ErrorKind, Severity
-from tests.planner.kit import World, running
-
-PRINTED = [
-    "spec", "life", "generation", "members", "holders", "occupied", "lost", "broken", "plan", "planned_at", "change",
-    "stands_since", "stood_s", "queued", "wait", "step", "step_s", "memory_every", "checkpoint",
-    "checkpoint_step", "pool", "layout", "held", "ranks", "trained", "measured", "lose_steps", "at_once", "shares",
-]  # fmt: skip
-
-
-def test_a_task_is_printed_with_the_names_it_always_had() -> None:
-    world = running()
-    world.exit(world.task().members[1])
-    printed = world.task().model_dump(mode="json", by_alias=True, exclude={"number"})  # as ``unicron replay`` does
-    assert list(printed) == PRINTED
-    assert printed["holders"] == list(world.task().owners)
-    assert printed["held"] == {"tensor": 1, "pipeline": 1, "data": 4, "micro_batch": 1}
-    assert printed["stands_since"] is not None
+from tests.planner.kit import World
 
 
 def random_course(seed: int) -> World:
