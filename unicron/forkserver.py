@@ -5,15 +5,13 @@ milliseconds. The server has a single thread, because a fork copies locks that o
 CUDA, because a child cannot use CUDA that its parent has initialised. A rendezvous store, which has threads, runs in a
 forked child too.
 
-The server and its node agent exchange JSON lines. The inherited socket ``N`` listens for agents, one after the other,
-or is connected to the only one:
+The server and its node agent exchange JSON lines. The inherited socket ``N`` listens for agents, one after the other:
 
     agent -> server  {"do": "fork", "id", "task", "worker", "spec", "output", "stacks", "env", "uid"}
                      {"do": "store", "id", "host", "output", "uid"}
                      {"do": "check", "id", "output", "memory_bytes", "devices"}   (unicron.self_check; "forked" answers)
                      {"do": "acknowledge", "id"}                     (the end of this process need not be said again)
-                     {"do": "exit"}
-    server -> agent  {"event": "ready", "pid", "version", "can"}    (can: requests that a server may not know)
+    server -> agent  {"event": "ready", "pid", "version"}
                      {"event": "forked", "id", "pid"}
                      {"event": "store", "id", "pid", "port"}
                      {"event": "stopped", "id", "pid"}               (by a signal)
@@ -28,8 +26,7 @@ acknowledged, then ``ready``. So its successor misses nothing.
 
 Each child runs in a session of its own, writes to ``output`` and ends with the server (parent-death signal). Processes
 that a child has started end with the child if they are still in its process group. The server ends, together with its
-children, on SIGTERM, which its parent's end sends as well (``--parent``); on a connected socket also once the agent has
-closed it and ``UNICRON_ORPHAN_GRACE_S`` have passed without an event.
+children, on SIGTERM, which its parent's end sends as well (``--parent``).
 """
 
 from __future__ import annotations
@@ -58,8 +55,7 @@ preloading.keep_quiet(os.environ)
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 VERSION = 2
-"""Version of the messages, sent with ``ready``: one higher with every change that one of the two
-would misread. An agent that wants a process to run as another user (``uid``) needs version 2."""
+"""Version of the messages, sent with ``ready``: one higher with every change that one of the two would misread."""
 
 STORE_BACKLOG = 1024
 """Connections that may wait to be accepted by a store. Chosen: all ranks of a task connect at once."""
@@ -68,17 +64,16 @@ STORE_BACKLOG = 1024
 class ForkServer:
     """The loop of the server: it handles requests, reports events and reaps children."""
 
-    def __init__(self, agents: socket.socket, supervisor: int | None = None) -> None:
+    def __init__(self, listener: socket.socket, supervisor: int | None = None) -> None:
         """Prepare the server.
 
         Args:
-            agents: the socket on which node agents connect, or one that is connected to the only agent.
+            listener: the socket on which node agents connect.
             supervisor: pid of the process whose children may connect, besides itself; None: any process of the user.
         """
         self._supervisor = supervisor
-        listens = bool(agents.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-        self._listener = agents if listens else None
-        self._agent = None if listens else agents
+        self._listener = listener
+        self._agent: socket.socket | None = None
         self._pid = os.getpid()
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, tuple[str, int]] = {}
@@ -93,16 +88,13 @@ class ForkServer:
         self._signalled.setblocking(False)
 
     def run(self) -> int:
-        """Serve until asked to end, or until the grace period without the only agent is over; return 0."""
+        """Serve until asked to end; return 0."""
         self._selector.register(self._signals, selectors.EVENT_READ)
         # There is no descriptor to poll for a stopped child. Its SIGCHLD writes a byte to this socket pair.
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, lambda number, frame: None)
         signal.set_wakeup_fd(self._signalled.fileno(), warn_on_full_buffer=False)
-        if self._listener is not None:
-            self._selector.register(self._listener, selectors.EVENT_READ)
-        elif self._agent is not None:
-            self._greet(self._agent)
+        self._selector.register(self._listener, selectors.EVENT_READ)
         try:
             return self._serve()
         finally:
@@ -111,14 +103,9 @@ class ForkServer:
 
     def _serve(self) -> int:
         while True:
-            orphaned = self._agent is None and self._listener is None
-            ready = self._selector.select(environment.number(environment.ORPHAN_GRACE_S) if orphaned else None)
-            if not ready and orphaned:
-                return 0
-            for key, _ in ready:
+            for key, _ in self._selector.select():
                 if key.fileobj is self._agent:
-                    if not self._receive():
-                        return 0
+                    self._receive()
                 elif key.fileobj is self._listener:
                     self._accept()
                 elif key.fileobj is self._signals:
@@ -132,7 +119,6 @@ class ForkServer:
 
     def _accept(self) -> None:
         """Turn to the agent that connects; the one before has ended."""
-        assert self._listener is not None
         connection, _ = self._listener.accept()
         pid, uid = peer(connection)
         # A rank may have the same user. It is this server's child, and never the supervisor's.
@@ -150,7 +136,7 @@ class ForkServer:
             self._emit(event="forked", id=request_id, pid=pid)
         for end in self._ends.values():
             self._emit(**end)
-        self._emit(event="ready", pid=self._pid, version=VERSION, can=["check"])
+        self._emit(event="ready", pid=self._pid, version=VERSION)
 
     def _drop_agent(self) -> None:
         """Forget the agent, and what it has sent in part."""
@@ -166,8 +152,8 @@ class ForkServer:
             with contextlib.suppress(OSError):
                 self._agent.sendall(json.dumps(event).encode() + b"\n")
 
-    def _receive(self) -> bool:
-        """Handle the requests that have arrived; return False if one is to exit."""
+    def _receive(self) -> None:
+        """Handle the requests that have arrived."""
         assert self._agent is not None
         try:
             data = self._agent.recv(65536)
@@ -175,7 +161,7 @@ class ForkServer:
             data = b""
         if not data:
             self._drop_agent()
-            return True
+            return
         self._buffer += data
         while (end := self._buffer.find(b"\n")) >= 0:
             line = bytes(self._buffer[:end])
@@ -183,12 +169,9 @@ class ForkServer:
             request: dict[str, Any] = {}
             try:
                 request = read_request(line)
-                if request["do"] == "exit":
-                    return False
                 self._handle(request)
             except (OSError, ValueError) as err:
                 self._emit(event="error", id=request.get("id", ""), detail=error_detail(err))
-        return True
 
     def _handle(self, request: dict[str, Any]) -> None:
         match request["do"]:
@@ -315,10 +298,8 @@ class ForkServer:
             if store_pid == pid:
                 self._report_port(reading)
         code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
-        end = {"event": "exited", "id": request_id, "pid": pid, "code": code}
-        if self._listener is not None:
-            self._ends[request_id] = end
-        self._emit(**end)
+        self._ends[request_id] = {"event": "exited", "id": request_id, "pid": pid, "code": code}
+        self._emit(**self._ends[request_id])
 
 
 def _train(request: dict[str, Any]) -> int:
@@ -370,15 +351,15 @@ def preload() -> None:
 def main() -> int:
     """Run the server on an inherited socket."""
     parser = argparse.ArgumentParser(prog="unicron.forkserver", description="Forks training processes for an agent.")
-    parser.add_argument("--fd", type=int, required=True, help="inherited socket: listens for agents, or is connected")
+    parser.add_argument("--fd", type=int, required=True, help="inherited socket that listens for agents")
     parser.add_argument("--parent", type=int, help="pid of the process with which the server ends")
     parser.add_argument("--no-preload", action="store_true", help="import nothing beforehand")
     options = parser.parse_args()
     if options.parent is not None and not end_with_parent(options.parent, signal.SIGTERM):
         return 1
-    agents = socket.socket(fileno=options.fd)
-    agents.set_inheritable(False)
-    agents.setblocking(True)
+    listener = socket.socket(fileno=options.fd)
+    listener.set_inheritable(False)
+    listener.setblocking(True)
     with preloading.ThreadWatch() as threads:
         if not options.no_preload:
             preload()
@@ -386,7 +367,7 @@ def main() -> int:
         print(f"unicron.forkserver: {found}", file=sys.stderr, flush=True)
     # Ctrl-C reaches the program that the user started, which ends this server.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return ForkServer(agents, options.parent).run()
+    return ForkServer(listener, options.parent).run()
 
 
 if __name__ == "__main__":

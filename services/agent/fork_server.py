@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
 from shared.dropped import DroppedMessages
 from shared.errors import Unavailable, Undecodable
@@ -28,12 +28,8 @@ from shared.model import Model
 _MAX_LINE_BYTES = 1 << 16
 """Longest line that the fork server sends: an event of a few hundred bytes, or an error message."""
 
-
-READABLE = frozenset({1, 2})
-"""Versions of the fork server's messages that the agent reads (``unicron.forkserver.VERSION``)."""
-
-SWITCHES_USERS = 2
-"""The first version in which a process can be started as another user."""
+VERSION = 2
+"""Version of the fork server's messages that the agent reads (``unicron.forkserver.VERSION``)."""
 
 
 class ForkServerEvent(Model):
@@ -44,7 +40,6 @@ class ForkServerEvent(Model):
     pid: Integer | None = None
     port: Integer | None = None
     code: Integer | None = None
-    can: list[str] = Field(default_factory=list)
     detail: str | None = None
     version: Integer = 1
 
@@ -131,8 +126,6 @@ class ForkServer:
         self._reading: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._children = Children()
-        self._version = 0
-        self._can: frozenset[str] = frozenset()
         self._answers: dict[str, asyncio.Future[ForkServerEvent]] = {}
         self._stopping = False
 
@@ -168,7 +161,7 @@ class ForkServer:
             Unavailable: the fork server has ended, or could not fork.
         """
         paths = {"spec": str(spec), "output": str(output), **({"stacks": str(stacks)} if stacks is not None else {})}
-        rank = {"task": task, "worker": worker, **paths, "env": env, **self._user(uid)}
+        rank = {"task": task, "worker": worker, **paths, "env": env, "uid": uid}
         answer = await self._ask({"do": "fork", "id": process_id, **rank})
         return Forked(answer.pid or 0)
 
@@ -178,15 +171,8 @@ class ForkServer:
         Raises:
             Unavailable: the fork server has ended, or the store ended before it listened.
         """
-        answer = await self._ask(
-            {"do": "store", "id": store_id, "host": host, "output": str(output), **self._user(uid)}
-        )
+        answer = await self._ask({"do": "store", "id": store_id, "host": host, "output": str(output), "uid": uid})
         return Forked(answer.pid or 0), answer.port or 0
-
-    @property
-    def can_check(self) -> bool:
-        """Whether the fork server knows ``check``."""
-        return "check" in self._can
 
     async def check(self, check_id: str, *, output: Path, memory_bytes: int, devices: bool) -> Forked:
         """Run a process that computes and tests memory, and prints what it found (``unicron.self_check``).
@@ -211,18 +197,6 @@ class ForkServer:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
-
-    def _user(self, uid: int | None) -> dict[str, int]:
-        """Return the part of a request that names another user.
-
-        Raises:
-            Unavailable: the fork server is of a version that would overlook it.
-        """
-        if uid is None:
-            return {}
-        if self._version < SWITCHES_USERS:
-            raise Unavailable("the fork server is older than rank_uids: restart the node's supervisor")
-        return {"uid": uid}
 
     async def _ask(self, request: dict[str, Any]) -> ForkServerEvent:
         """Send a request; return the event that answers it."""
@@ -269,7 +243,6 @@ class ForkServer:
         about = event.id or ""
         match event.event:
             case "ready":
-                self._can = frozenset(event.can)
                 self._greeted(event.version)
             case "forked" if not self._ready.done():
                 self._children.living[about] = event.pid or 0
@@ -293,12 +266,11 @@ class ForkServer:
     def _greeted(self, version: int) -> None:
         if self._ready.done():
             return
-        if version in READABLE:
-            self._version = version
+        if version == VERSION:
             self._ready.set_result(None)
         else:
-            known = ", ".join(str(number) for number in sorted(READABLE))
-            self._ready.set_exception(Unavailable(f"the fork server speaks version {version}; the agent reads {known}"))
+            problem = f"the fork server speaks version {version}; the agent reads {VERSION}: restart the supervisor"
+            self._ready.set_exception(Unavailable(problem))
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:

@@ -118,7 +118,7 @@ class Stacks:
         try:
             os.truncate(path, 0)
         except OSError:
-            return ""  # a process of an older fork server, which writes to its output
+            return ""  # the file is gone with its folder
         self._signal(process, signal.SIGUSR2)
         size = -1
         with contextlib.suppress(TimeoutError, OSError):

@@ -36,7 +36,7 @@ class Connection:
         self._socket.sendall(json.dumps(request).encode() + b"\n")
 
     def ask_partly(self) -> None:
-        self._socket.sendall(b'{"do": "ex')
+        self._socket.sendall(b'{"do": "ack')
 
     def event(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self._lines.readline())

@@ -82,7 +82,7 @@ for line in open("/proc/net/unix"):
             with socket.socket(socket.AF_UNIX) as server:
                 server.settimeout(30)
                 server.connect("\\0" + name[1:])
-                server.sendall(json.dumps({"do": "exit"}).encode() + b"\\n")
+                server.sendall(json.dumps({"do": "dream"}).encode() + b"\\n")
                 return server.recv(1000)
         attempt("fork server", ask)
 print("RESULT", json.dumps({"found": found, "uids": os.getresuid(), "groups": [*os.getresgid(), *os.getgroups()]}))

@@ -87,28 +87,30 @@ class Agent:
 
     async def start(self, *arguments: str, warm: bool = True) -> None:
         """Start the fork server: forked from one that is ``warm``, or as a node agent starts it."""
-        ours, theirs = socket.socketpair()
         self.log = (self.folder / "forkserver.log").open("ab")
-        if warm:
-            pid = await asyncio.to_thread(zygote().fork, theirs.fileno(), self.log.fileno())
-        else:
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "unicron.forkserver", "--fd", str(theirs.fileno()), *arguments,
-                pass_fds=(theirs.fileno(),), env=environment(),
-                stdout=self.log, stderr=self.log, start_new_session=True,
-            )  # fmt: skip
-            pid = self.process.pid
-        self._server_pidfd = os.pidfd_open(pid)
-        theirs.close()
-        self._fs_reader, self._fs_writer = await asyncio.open_connection(sock=ours)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(name := f"\0{self.address[1:]}-fork-server")
+            listener.listen()
+            if warm:
+                pid = await asyncio.to_thread(zygote().fork, listener.fileno(), self.log.fileno())
+            else:
+                self.process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-P", "-m", "unicron.forkserver", "--fd", str(listener.fileno()),
+                    "--parent", str(os.getpid()), *arguments,
+                    pass_fds=(listener.fileno(),), env=environment(),
+                    stdout=self.log, stderr=self.log, start_new_session=True,
+                )  # fmt: skip
+                pid = self.process.pid
+            self._server_pidfd = os.pidfd_open(pid)
+        self._fs_reader, self._fs_writer = await asyncio.open_unix_connection(name)
         self._server = await asyncio.start_unix_server(self._attach, "\0" + self.address[1:])
         self._task = asyncio.create_task(self._hear_forkserver())
         await self.until(lambda: any(e["event"] == "ready" for e in self.events))
 
-    def kill_server(self) -> None:
-        """Kill the fork server, if it has not ended."""
+    def kill_server(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send the fork server a signal, if it has not ended."""
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._server_pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(self._server_pidfd, number)
 
     async def close(self) -> None:
         self.kill_server()

@@ -87,13 +87,13 @@ async def test_children_die_with_a_killed_server(tmp_path: Path) -> None:
         await gone(*pids)
 
 
-async def test_server_and_children_end_when_the_agent_is_gone(tmp_path: Path) -> None:
+async def test_server_and_children_end_on_sigterm(tmp_path: Path) -> None:
     async with agent(tmp_path, "--no-preload") as a:
         await a.store()
         pid = a.events[-1]["pid"]
-        a._fs_writer.close()
         assert a.process is not None
-        assert await a.process.wait() == 0  # after the grace
+        a.process.terminate()
+        assert await a.process.wait() == 0
         await gone(pid)
 
 
@@ -142,7 +142,7 @@ for step in run.steps():
 """
 
 
-@pytest.mark.parametrize("end", ["kill", "exit"])
+@pytest.mark.parametrize("end", ["kill", "server"])
 async def test_what_a_rank_started_ends_with_it(end: str, tmp_path: Path, spec_file: SpecFile) -> None:
     script, child = tmp_path / "script.py", tmp_path / "child"
     script.write_text(PARENT)
@@ -155,7 +155,7 @@ async def test_what_a_rank_started_ends_with_it(end: str, tmp_path: Path, spec_f
             if end == "kill":
                 os.kill(a.pids["w0"], signal.SIGKILL)
             else:
-                a.ask(do="exit")
+                a.kill_server(signal.SIGTERM)
             async with asyncio.timeout(40):
                 await gone(pid)
         finally:

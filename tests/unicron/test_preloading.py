@@ -127,31 +127,34 @@ def test_torchs_compiler_has_its_pool_only_elsewhere(before: str, tmp_path: Path
     assert int(count) == (0 if before else 1)
 
 
-def test_the_fork_server_says_which_module_started_a_thread(modules: Path) -> None:
-    """Its agent has gone, so it ends as soon as it has said so."""
-    theirs, mine = socket.socketpair()
-    with theirs, mine:
-        theirs.close()
-        code = (
-            "import sys; from unicron import forkserver\n"
-            "forkserver.preload = lambda: __import__('outer.inner')\n"
-            f"sys.argv = ['forkserver', '--fd', '{mine.fileno()}']; sys.exit(forkserver.main())"
-        )
-        root = str(Path(__file__).parents[2])
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(modules), root]),
-                "UNICRON_ORPHAN_GRACE_S": "0.1",
-            },
-            pass_fds=[mine.fileno()],
-            capture_output=True,
+def test_the_fork_server_says_which_module_started_a_thread(modules: Path, tmp_path: Path) -> None:
+    """It has said so once it greets its agent."""
+    code = (
+        "import sys; from unicron import forkserver\n"
+        "forkserver.preload = lambda: __import__('outer.inner')\n"
+        "sys.argv[0] = 'forkserver'; sys.exit(forkserver.main())"
+    )
+    root = str(Path(__file__).parents[2])
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as agent:
+        listener.bind(str(tmp_path / "agents"))
+        listener.listen()
+        server = subprocess.Popen(
+            [sys.executable, "-c", code, "--fd", str(listener.fileno())],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(modules), root])},
+            pass_fds=[listener.fileno()],
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
-            check=False,
         )
-    assert done.returncode == 0, done.stderr
-    assert "3 threads after preloading" in done.stderr
-    assert "'pool', started by the import of outer.inner" in done.stderr
-    assert "TORCH_WARM_POOL=0" in done.stderr
+        try:
+            agent.settimeout(60)
+            agent.connect(str(tmp_path / "agents"))
+            assert b'"ready"' in agent.recv(1000)
+            server.terminate()
+            _, said = server.communicate(timeout=60)
+        finally:
+            server.kill()
+            server.wait()
+    assert server.returncode == 0, said
+    assert "3 threads after preloading" in said
+    assert "'pool', started by the import of outer.inner" in said
+    assert "TORCH_WARM_POOL=0" in said

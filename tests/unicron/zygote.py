@@ -66,7 +66,7 @@ class Zygote:
         self._lock = threading.Lock()
 
     def fork(self, agent: int, output: int) -> int:
-        """Fork a fork server that speaks on ``agent`` and writes to ``output`` (descriptors); return its pid."""
+        """Fork a fork server that listens on ``agent`` and writes to ``output`` (descriptors); return its pid."""
         return self._fork({}, [agent, output])
 
     def run(self, arguments: Sequence[str], directory: Path) -> None:
@@ -190,6 +190,7 @@ def main(control: socket.socket) -> None:
                 os.write(answer, str(_run(request["arguments"], request["directory"])).encode())
                 os._exit(0)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            ctypes.CDLL(None).prctl(processes.PR_SET_PDEATHSIG, signal.SIGTERM)
             os._exit(forkserver.ForkServer(socket.socket(fileno=answer)).run())
         for descriptor in descriptors:
             os.close(descriptor)
