@@ -15,6 +15,7 @@
         NameInUse           a living agent has the node's name      409, exit 4
         VersionConflict     the stream has new events, decide again 409, exit 4
         NewerVersion        written by a newer version of Unicron   409, exit 4
+        OlderVersion        written by an older version of Unicron  409, exit 4
         UnknownPolicy       a simulated policy not known here       409, exit 4
         PreconditionFailed  it is not as the client has read it     412, exit 4
       Unavailable           a service or the bus does not answer    503, exit 5
@@ -162,6 +163,12 @@ class NewerVersion(Conflict):
     """A newer version of the program wrote what was read, and this version cannot know what it means."""
 
     code = "newer-version"
+
+
+class OlderVersion(Conflict):
+    """An older version of the program wrote what was read, and this version does not read that any more."""
+
+    code = "older-version"
 
 
 class UnknownPolicy(Conflict):

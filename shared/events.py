@@ -224,24 +224,26 @@ _WORKERS: Any = {"changes": {"__all__": {**dict.fromkeys(_LISTS, True), **{name:
 """What ``PlanDecided.canonical`` writes by itself: thousands of workers, of which no dictionaries are made before."""
 
 
+OLDEST_DECIDER = 7
+"""The oldest decider (``services.planner.decide.DECIDER``) whose plans are readable; an older plan is refused."""
+
+
 class PlanDecided(ClusterEvent):
     """The planner's answer to a trigger, with everything that the decision used (docs/planner.md).
 
     ``cause``: id of the event that triggered the plan. ``problem`` and ``solution`` are set where the solver was asked.
     ``inputs_sha256``: digest of the problem's canonical JSON. ``supersedes``: the unfinished plans whose tasks this
     plan takes over. ``queued``: tasks that are left without workers, with the reason. ``decider``: number of the
-    decision code that made the plan (``services.planner.decide.DECIDER``); plans from before the field are of decider
-    1. ``tables``: throughput tables that the problem names, by digest, where no earlier plan has them (docs/log.md,
-    "What a plan says once"). ``slow``: how slow workers are used, where there are some. ``checkpoint_every_s``: of
-    each task that has workers once the plan is carried out, the time between two checkpoints that loses the least at
-    the measured rate of losses (``shared.planning.checkpoint_interval``); where the solver was asked, since decider 6.
-
-    Version 2 has no ``outlook`` (docs/decisions, 0018).
+    decision code that made the plan (``services.planner.decide.DECIDER``). ``tables``: throughput tables that the
+    problem names, by digest, where no earlier plan has them (docs/log.md, "What a plan says once"). ``slow``: how slow
+    workers are used, where there are some. ``checkpoint_every_s``: of each task that has workers once the plan is
+    carried out, the time between two checkpoints that loses the least at the measured rate of losses
+    (``shared.planning.checkpoint_interval``); where the solver was asked.
     """
 
     type: Literal["plan.decided"] = "plan.decided"
     schema_version: Literal[2] = 2
-    decider: int = Field(default=1, ge=1)
+    decider: int = Field(ge=OLDEST_DECIDER)
     plan: str
     trigger: Trigger
     cause: str
@@ -279,8 +281,6 @@ class StateMoved(ClusterEvent):
     rank's time of each sub-phase. ``sources``: worker -> where its state came from. ``complete``: nothing of the plan
     is left to do for this task. ``code``: of a failure, why (the first reason, if there are several); decisions use it.
     ``failed_workers``: the workers to blame for a failure. ``detail``: the failure as text for people.
-
-    Version 2 added ``code``.
     """
 
     type: Literal["state.moved"] = "state.moved"
@@ -304,8 +304,8 @@ class StateMoved(ClusterEvent):
 
 
 Event = Annotated[
-    Annotated[ClusterConfigured, BeforeValidator(upcast_given)]
-    | Annotated[TaskSubmitted, BeforeValidator(upcast_given)]
+    ClusterConfigured
+    | TaskSubmitted
     | TaskStopRequested
     | TaskResumeRequested
     | TaskStopRefused
@@ -333,15 +333,14 @@ Event = Annotated[
     | IncidentNoted
     | IncidentAcknowledged
     | ErrorDetected
-    | Annotated[PlanDecided, BeforeValidator(upcast_given)]
-    | Annotated[StateMoved, BeforeValidator(upcast_given)],
+    | PlanDecided
+    | StateMoved,
     Field(discriminator="type"),
+    BeforeValidator(upcast_given),
 ]
 EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 
-EVENT_CLASSES: tuple[type[Event], ...] = tuple(
-    getattr(kind, "__origin__", kind) for kind in get_args(get_args(Event)[0])
-)
+EVENT_CLASSES: tuple[type[Event], ...] = get_args(get_args(Event)[0])
 """The classes of all events."""
 
 _PARSERS: Mapping[str, Callable[[str], Event]] = {

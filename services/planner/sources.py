@@ -132,11 +132,8 @@ class LogSource:
 
     def rows(self, scan: Scan) -> Iterator[Row]:
         """Yield every row."""
-        with closing(self._opened()) as log:
-            stored: Iterator[StoredRow] = log.rows()
-            if self.last is not None:
-                stored = takewhile(self._counts, stored)
-            yield from scan.rows(stored)
+        with closing(self._opened()) as log, closing(log.rows()) as stored:
+            yield from scan.rows(takewhile(self._counts, stored) if self.last is not None else stored)
 
     def _counts(self, row: StoredRow) -> bool:
         return self.last is None or not isinstance(row.position, int) or row.position <= self.last
@@ -183,7 +180,7 @@ def decider_of(data: str) -> int | None:
     event = from_json(data)
     if not isinstance(event, dict):
         raise ValueError("not an event")
-    decider = event.get("decider", 1) if event.get("type") == "plan.decided" else None
+    decider = event.get("decider") if event.get("type") == "plan.decided" else None
     return decider if isinstance(decider, int) and decider >= 1 else None
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from datetime import date, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +26,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 from sqlalchemy import func, select
 
-from shared.errors import Conflict, Unavailable, UnicronError
+from shared.errors import Conflict, OlderVersion, Unavailable, UnicronError
 from shared.events import Event, Recorded, parsed
 from shared.log.archived import ArchivedRows
 from shared.log.base import base_problem
@@ -236,7 +237,8 @@ class EventLog:
             Corrupt: the database is damaged.
             Unavailable: the database does not answer.
         """
-        yield from (scan or Scan(self.base)).rows(self.rows())
+        with closing(self.rows()) as stored:
+            yield from (scan or Scan(self.base)).rows(stored)
 
     def rows(self) -> Generator[StoredRow]:
         """Yield every row of the table, in order, as it is stored. Who stops before the end closes the generator.
@@ -258,7 +260,11 @@ class EventLog:
         return self._archived.rows()
 
     def verify(self) -> ChainReport:
-        """Check every row of the table: position, stream version, chain, times, and that columns and event agree."""
+        """Check every row of the table: position, stream version, chain, times, and that columns and event agree.
+
+        Raises:
+            OlderVersion: an older version of the program wrote the log.
+        """
         scan, problem = Scan(self.base), ""
         unknown: list[Skipped] = []
         try:
@@ -267,6 +273,8 @@ class EventLog:
                 problem = problem or row.problem
                 if row.skipped is not None:
                     unknown.append(row.skipped)
+        except OlderVersion:
+            raise
         except UnicronError as err:
             problem = problem or f"position {scan.check.position + 1}: {err.detail}"
         begins_after = self.base.position

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from shared.errors import NewerVersion, UnicronError
+from shared.errors import NewerVersion, OlderVersion, UnicronError
 from shared.events import Event, Recorded, parsed
 from shared.log.base import START, Base
 from shared.log.chain import ChainCheck
@@ -68,7 +68,7 @@ class Scan:
 
     def _chunk(self, chunk: list[StoredRow]) -> list[Row]:
         problems = [self.check.next(row) for row in chunk]
-        read = [_read(row) for row in chunk]
+        read = [_read(row, problem) for row, problem in zip(chunk, problems, strict=True)]
         return [self._row(*each) for each in zip(chunk, problems, read, strict=True)]
 
     def _row(self, row: StoredRow, problem: str, read: tuple[Event | None, Skipped | None, str]) -> Row:
@@ -127,12 +127,18 @@ def utc_text(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
-def _read(row: StoredRow) -> tuple[Event | None, Skipped | None, str]:
-    """Return the event as far as it is known here, what was skipped of it, and why it cannot be read."""
+def _read(row: StoredRow, problem: str) -> tuple[Event | None, Skipped | None, str]:
+    """Return the event as far as it is known here, what was skipped of it, and why it cannot be read.
+
+    Raises:
+        OlderVersion: an older version wrote the log. A row with a ``problem`` in its chain says nothing of the others.
+    """
     try:
         return parsed(row.type, row.data), None, ""
     except (ValidationError, ValueError, TypeError) as err:
         error = unreadable(row.position, row.data, err)
+        if isinstance(error, OlderVersion) and not problem:
+            raise error from err
         if not isinstance(error, NewerVersion):
             return None, None, error.detail
         known = known_part(row.data, err)

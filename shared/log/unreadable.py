@@ -1,9 +1,10 @@
-"""Why a record of the log cannot be read: it is damaged, or a newer version of the program has written it.
+"""Why a record of the log cannot be read: it is damaged, or a newer or an older version of the program has written it.
 
 The log is stricter than the bus (``shared.messages``). A service that skips an event, or a field of one, would fold
 another state than the service that wrote the event, decide otherwise, and relay the event without the field. So a
 record that is not fully known is an error, which names its position, type and version. Who examines a log goes on
-behind it (``shared.log.scan``), with the part that is known.
+behind what a newer version has written (``shared.log.scan``), with the part that is known. A log with an event of an
+older version than is readable here is refused as a whole: what follows could not be judged.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from shared.errors import Corrupt, NewerVersion, UnicronError
-from shared.events import EVENT, EVENT_CLASSES, Event
+from shared.errors import Corrupt, NewerVersion, OlderVersion, UnicronError
+from shared.events import EVENT, EVENT_CLASSES, OLDEST_DECIDER, Event
 from shared.messages import shown
+from shared.upcast import oldest
 
 _NEWEST: dict[str, int] = {
     event.model_fields["type"].default: event.model_fields["schema_version"].default for event in EVENT_CLASSES
@@ -47,7 +49,8 @@ def unreadable(position: object, data: object, err: Exception) -> UnicronError:
         err: the parser's error.
 
     Returns:
-        ``NewerVersion`` if the event has a type, a schema version or a field that this program does not know; else
+        ``NewerVersion`` if the event has a type, a schema version or a field that this program does not know;
+        ``OlderVersion`` if its schema version, or a plan's decider, is older than this program reads; else
         ``Corrupt``.
     """
     try:
@@ -58,6 +61,12 @@ def unreadable(position: object, data: object, err: Exception) -> UnicronError:
         return Corrupt(f"position {position}: not an event ({_sentence(err)})")
     kind, version = event.get("type"), event.get("schema_version")
     what = f"position {position}: event {shown(kind)}, schema version {shown(version)}"
+    if outdated := _outdated(event):
+        return OlderVersion(
+            f"{what}: {outdated}; an older version of Unicron has written this log, and is needed to read it: go on "
+            "with that version, or begin an empty log with this one",
+            position=position,
+        )
     if unknown := _unknown(kind, version, err):
         return NewerVersion(
             f"{what}: {unknown}; a newer version of Unicron has written this log, and is needed to read it",
@@ -104,6 +113,18 @@ def _unknown(kind: object, version: object, err: Exception) -> str:
         return f"version {_NEWEST[kind]} is the newest known here"
     fields = _unknown_fields(err)
     return f"not known here: {', '.join(fields)}" if fields else ""
+
+
+def _outdated(event: dict[str, Any]) -> str:
+    """Return what is too old of an event of a type that is known here, in words; empty if nothing is."""
+    kind, version, decider = event.get("type"), event.get("schema_version"), event.get("decider", 1)
+    if not isinstance(version, int) or kind not in _NEWEST:
+        return ""
+    if 0 < version < (readable := oldest(kind, _NEWEST[kind])):
+        return f"version {readable} is the oldest readable here"
+    if kind == "plan.decided" and isinstance(decider, int) and 0 < decider < OLDEST_DECIDER:
+        return f"its plan is of decider {decider}, and decider {OLDEST_DECIDER} is the oldest readable here"
+    return ""
 
 
 def _unknown_fields(err: Exception) -> list[str]:

@@ -29,6 +29,7 @@ from services.api.settlement import settle_window
 from services.api.span_claims import Window, allocated_intervals
 from services.api.store import Store
 from services.api.views import ClusterView, Views
+from services.planner.decide import DECIDER
 from shared import tokens
 from shared.bus import Bus
 from shared.events import (
@@ -160,6 +161,11 @@ def other_answers(views: Views, as_of: datetime, incident: str, cost: IncidentCo
     return counterfactuals(views.incidents[incident].other_answers, cost, next_solved, as_of)
 
 
+def _of_present_decider(kind: type[Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of an event; a plan's with the decider that has made it."""
+    return {"decider": DECIDER, **fields} if kind is PlanDecided else fields
+
+
 class Story:
     """Appends events at times given in seconds after ``START``."""
 
@@ -177,7 +183,7 @@ class Story:
 
     def add(self, kind: type[Any], /, **fields: Any) -> Recorded:
         fields = {"event_id": str(uuid.uuid4()), "occurred_at": self.time(), **fields}
-        return self.append(kind(**fields))
+        return self.append(kind(**_of_present_decider(kind, fields)))
 
     def append(self, event: Event) -> Recorded:
         (recorded,) = self.log.append([event])
@@ -316,7 +322,7 @@ class Server:
     async def append(self, kind: type[Any], /, **fields: Any) -> Recorded:
         """Append an event as another service would."""
         fields = {"event_id": str(uuid.uuid4()), "occurred_at": datetime.now(UTC), **fields}
-        (recorded,) = await self.journal.append([kind(**fields)])
+        (recorded,) = await self.journal.append([kind(**_of_present_decider(kind, fields))])
         return recorded
 
     async def projected(self, position: int) -> None:

@@ -15,6 +15,7 @@ from services.api.live import LiveState
 from services.api.present import task as show
 from services.api.projections.evolve import evolve
 from services.api.views import ClusterView, PlanState, Views
+from services.planner.decide import DECIDER
 from shared.events import (
     ErrorDetected,
     Event,
@@ -115,7 +116,8 @@ events: st.SearchStrategy[Event] = st.one_of(
     st.builds(ErrorDetected, incident=st.sampled_from(["i0", "i1"]), kind=st.sampled_from(ErrorKind),
               severity=st.sampled_from(Severity), method=st.sampled_from(Method), detected_at=times,
               node=st.sampled_from(["n0", None]), task=st.none() | names, **base),
-    st.builds(PlanDecided, plan=st.just("set later"), trigger=st.sampled_from(Trigger), cause=st.just("c"),
+    st.builds(PlanDecided, decider=st.just(DECIDER), plan=st.just("set later"), trigger=st.sampled_from(Trigger),
+              cause=st.just("c"),
               incident=st.sampled_from(["i0", "i1", None]), response=st.sampled_from(Response),
               supersedes=st.lists(st.sampled_from(PLANS), unique=True),
               changes=st.lists(changes, max_size=2, unique_by=lambda change: change.task), **base),

@@ -9,6 +9,7 @@ from services.api import present
 from services.api.live import LiveState
 from services.api.projections.evolve import evolve
 from services.api.views import Views
+from services.planner.decide import DECIDER
 from shared.events import (
     AnomalyObserved,
     Event,
@@ -40,6 +41,7 @@ class History:
         self.fold(
             PlanDecided(
                 event_id="p1",
+                decider=DECIDER,
                 trigger=Trigger.TASK_SUBMITTED,
                 cause="submitted",
                 response=Response.RECONFIGURE,

@@ -29,9 +29,9 @@ from shared.plans import Response, TaskChange, Trigger
 from shared.severities import ErrorKind, Severity
 from tests.api.kit import START, Story, restart
 from tests.api.pages import ParsedPage, history
-from tests.logs.kit import FOLDER, GOLDEN, read_rows
+from tests.logs.kit import GOLDEN, golden_log, read_rows
 
-DEMO = FOLDER / "demo-5.jsonl"
+DEMO = golden_log("demo")
 """A log of the demo: a kill, an exception, a hang and a lost node."""
 
 
@@ -167,7 +167,8 @@ def test_a_hang_shows_where_each_rank_stood(demo: dict[ErrorKind, tuple[PostMort
     assert made.ranks[1].process == "stopped"
     assert {rank.process for rank in made.ranks} == {"stopped", "sleeping"}
     assert "Ranks 0, 2, 3 waited in gloo:all_reduce" in parsed.sections["failed"]
-    assert "stacks of rank 2, 3" in parsed.sections["evidence"]
+    shown = re.findall(r"stacks of rank ([\d, ]*\d)", parsed.sections["evidence"])
+    assert {"0", "2", "3"} <= set(", ".join(shown).split(", "))
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=4))
@@ -277,11 +278,13 @@ def test_a_lost_node_leaves_a_task_with_fewer_workers(
     made, records = demo[ErrorKind.NODE_LOST]
     (short,) = made.shortfalls
     assert (short.workers, short.before) == (2, 4)
-    assert f"training again 2.10 s after the fault, {short.task} on 2 of 4 workers; n1 was back after" in made.headline
+    node = made.incident.node
+    again = f"after the fault, {short.task} on 2 of 4 workers; {node} was back after"
+    assert re.search(rf"training again \d+\.\d\d s {again}", made.headline)
     ended = next(record for record in records if record.position == short.position)
     assert ended.recorded_at == short.until
     assert any(f"{short.task} went on with 2 of 4 workers" in line for line in made.standing)
-    joined = next(moment for moment in made.timeline if moment.what == "node n1 joined again")
+    joined = next(moment for moment in made.timeline if moment.what == f"node {node} joined again")
     assert records[(joined.position or 0) - 1].event.type == "node.joined"
     lasting = standing(made.incident, [Shortfall(**{**short.model_dump(), "until": None})], made.as_of)
     assert lasting[1].endswith("and still has fewer than before.")
@@ -290,16 +293,17 @@ def test_a_lost_node_leaves_a_task_with_fewer_workers(
 @pytest.mark.parametrize(
     ("node", "said"),
     [
-        (NodeState.LOST, "n1 is lost: start the machine, or the service on it; the node joins again by itself."),
-        (NodeState.ISOLATED, "n1 is isolated: mend its cause, then `unicron return n1`."),
-        (NodeState.READY, "Nothing: n1 is ready now. If it happens again, look at its machine."),
-        (NodeState.LEFT, "Nothing: n1 has left since."),
+        (NodeState.LOST, "{} is lost: start the machine, or the service on it; the node joins again by itself."),
+        (NodeState.ISOLATED, "{0} is isolated: mend its cause, then `unicron return {0}`."),
+        (NodeState.READY, "Nothing: {} is ready now. If it happens again, look at its machine."),
+        (NodeState.LEFT, "Nothing: {} has left since."),
     ],
 )
 def test_what_to_do_about_a_lost_node_depends_on_its_present_state(
     demo: dict[ErrorKind, tuple[PostMortem, list[Recorded]]], node: NodeState, said: str
 ) -> None:
-    assert todo(demo[ErrorKind.NODE_LOST][0].incident, node, []) == [said]
+    incident = demo[ErrorKind.NODE_LOST][0].incident
+    assert todo(incident, node, []) == [said.format(incident.node)]
 
 
 def test_a_task_that_failed_is_no_success(story: Story, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from services.api.ledger import CATEGORIES
 from services.api.projections.evolve import evolve
 from services.api.views import ClusterView, Views
+from services.planner.decide import DECIDER
 from shared.events import (
     ErrorDetected,
     Event,
@@ -186,6 +187,7 @@ class Simulation:
         )
         self.add(
             PlanDecided,
+            decider=DECIDER,
             plan=plan,
             trigger=Trigger.NODE_JOINED,
             cause="c",
@@ -239,7 +241,7 @@ class Simulation:
             )
             task.workers, task.generation = left, task.generation + 1
         fields: dict[str, Any] = {"trigger": Trigger.ERROR, "response": Response.RECONFIGURE, "incident": incident}
-        self.add(PlanDecided, plan=plan, cause="c", changes=changes, **fields)
+        self.add(PlanDecided, decider=DECIDER, plan=plan, cause="c", changes=changes, **fields)
         self.incidents[node] = incident
         self.pass_time(TRANSITION_S, dict.fromkeys(involved, "transition_incident"))
         for name, task in hit.items():

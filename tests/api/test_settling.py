@@ -31,7 +31,7 @@ from shared.log.log import EventLog
 from tests.api.kit import START, Story, cost_report, examples
 from tests.api.test_any_history import events, record
 from tests.api.test_random_clusters import happenings, simulate
-from tests.logs.kit import FOLDER, GOLDEN, read_rows, restore
+from tests.logs.kit import FOLDER, GOLDEN, golden_log, read_rows, restore
 
 
 @pytest.fixture(autouse=True)
@@ -275,7 +275,7 @@ def test_how_late_changes_come_is_that_of_most_batches() -> None:
 
 
 def test_a_limit_leaves_the_costliest_and_all_sums(tmp_path: Path) -> None:
-    records = golden("demo-1", tmp_path)
+    records = golden(golden_log("demo").stem, tmp_path)
     now = records[-1].recorded_at
     with folded(records, [50] * len(records)) as store:
         whole = settled_report(store, now)

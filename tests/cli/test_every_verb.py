@@ -36,11 +36,10 @@ from tests.cli.golden_outputs import COLUMNS, GOLDEN, compare, golden_files
 from tests.cli.test_doctor import GOOD, peer
 from tests.cli.test_simulate import TRACE
 from tests.cli.test_task_verbs import write_spec
-from tests.logs.kit import FOLDER as LOGS
-from tests.logs.kit import read_rows, restore
+from tests.logs.kit import golden_log, read_rows, restore
 from tests.planner.test_standalone import problem, task
 
-LOG = LOGS / "demo-7.jsonl"
+LOG = golden_log("demo")
 """The recorded log of a demo: its hashes are always the same, those of a story written by a test are not."""
 
 HEAVY = {

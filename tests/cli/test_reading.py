@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.options import moment
+from services.planner.decide import DECIDER
 from shared.errors import InvalidInput, TimedOut
 from shared.events import ErrorDetected, PlanDecided, TaskFinished, TaskProgressed, TaskStopped
 from shared.output_times import line_of
@@ -124,8 +125,8 @@ async def test_a_task_that_waits_says_why_it_prints_nothing(api: Server) -> None
     said = f"unicron: gpt is pending and prints nothing now{f': {reason}' if reason else ''}\n"
     assert (shown.code, shown.out, shown.err) == (0, "", said)
     plan = PlanDecided(
-        event_id="p", occurred_at=START, plan="p", trigger=Trigger.TASK_SUBMITTED, cause="c", response=Response.NONE,
-        changes=[], queued={"gpt": "needs at least 2 workers"},
+        event_id="p", occurred_at=START, decider=DECIDER, plan="p", trigger=Trigger.TASK_SUBMITTED, cause="c",
+        response=Response.NONE, changes=[], queued={"gpt": "needs at least 2 workers"},
     )  # fmt: skip
     (recorded,) = await api.journal.append([plan])
     await api.projected(recorded.position)

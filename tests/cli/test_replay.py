@@ -14,9 +14,9 @@ from cli.replay import replay
 from services.planner.replay import Replayer
 from shared.errors import AccessDenied, InvalidInput, Unavailable
 from shared.log.log import EventLog
-from tests.logs.kit import read_rows, restore
+from tests.logs.kit import golden_log, read_rows, restore
 
-GOLDEN = Path(__file__).parents[1] / "logs" / "drained-node-1.jsonl"
+GOLDEN = golden_log("drained-node")
 
 
 def run(*arguments: str) -> Result:
@@ -41,7 +41,7 @@ def written(url: str, folder: Path) -> int:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_replay_that_is_watched_finds_the_same(jobs: int, tmp_path: Path) -> None:
-    rows = read_rows(GOLDEN.with_name("demo-5.jsonl"))
+    rows = read_rows(golden_log("demo"))
     path = restore(rows, tmp_path / "log.db")
     seen: list[int] = []
     plain = Replayer.of_file(path)

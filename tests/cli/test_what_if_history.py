@@ -23,10 +23,11 @@ from simulator.what_if import HistoryComparison
 from simulator.what_if_changes import KEYS
 from simulator.what_if_notes import Parameter
 from tests.cli.conftest import Outcome
+from tests.logs.kit import golden_log
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "evaluation.md"
-LOG = "tests/logs/demo-4.jsonl"
+LOG = f"tests/logs/{golden_log('demo').name}"
 
 
 def unicron(*arguments: str) -> Outcome:

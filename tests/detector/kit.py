@@ -11,6 +11,7 @@ from services.detector.decide import DetectorLimits, Monitor
 from services.detector.leftovers import Clean
 from services.detector.return_state import SelfTestQuestion
 from services.detector.stalls import StallLimits
+from services.planner.decide import DECIDER
 from shared.departure import Departure
 from shared.events import ErrorDetected, Event, PlanDecided, StateMoved, TaskProgressed, TaskSubmitted
 from shared.plans import Layout, Response, TaskChange, Trigger
@@ -43,6 +44,7 @@ def plan(name: str, cause: str, *changes: TaskChange, response: Response = Respo
     return PlanDecided(
         event_id=f"event of {name}",
         occurred_at=START,
+        decider=DECIDER,
         plan=name,
         trigger=Trigger.ERROR,
         cause=cause,

@@ -10,12 +10,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from services.planner.decide import DECIDER
 from shared.log.log import FIRST_HASH, EventLog, row_hash
 from shared.log.schema import COLUMNS
 
 FOLDER = Path(__file__).parent
 
 GOLDEN = sorted(FOLDER.glob("*.jsonl"))
+
+
+def golden_log(course: str) -> Path:
+    """Return the log of a course that was recorded with the present decider."""
+    return FOLDER / f"{course}-{DECIDER}.jsonl"
+
 
 Row = dict[str, Any]
 

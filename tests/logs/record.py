@@ -346,9 +346,9 @@ def check(course: str, rows: list[Row]) -> None:
 
 
 def decider_of(rows: list[Row]) -> int:
-    """Return the decider of the newest plan; plans from before the field are of decider 1."""
+    """Return the decider of the newest plan."""
     plans = [json.loads(row["data"]) for row in rows if row["type"] == "plan.decided"]
-    return int(plans[-1].get("decider", 1))
+    return int(plans[-1]["decider"])
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
     python -m tests.page.pictures [FOLDER]
 
-A real gateway serves the log of a demo (``tests/logs/demo-5.jsonl``) up to a moment after the last fault, with times
+A real gateway serves the log of a demo (``tests/logs``) up to a moment after the last fault, with times
 as if that were now; Debian's chromium looks at its live page, light and dark, and at the post-mortem of the lost node.
 The pictures have 128 colours, so that each is a small file.
 """
@@ -26,12 +26,12 @@ from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.settings import Settings
 from tests.api.kit import Server, serving
-from tests.logs.kit import FOLDER, Row, forge, read_rows, restore
+from tests.logs.kit import Row, forge, golden_log, read_rows, restore
 from tests.nats_server import OpenServer
 from tests.page.kit import Browser, browsing, missing
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "images"
-LOG = FOLDER / "demo-5.jsonl"
+LOG = golden_log("demo")
 LAST = 103
 """Position of the last event that is shown: both tasks train, a slow worker was left out."""
 AGO = timedelta(seconds=1)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,12 @@ from shared.log.state_snapshots import KeptState, StateSnapshots
 from shared.service import Context
 from shared.settings import Settings
 from shared.state_keeper import folder_of
-from tests.logs.kit import FOLDER, Row, read_rows, restore
+from tests.logs.kit import Row, golden_log, read_rows, restore
 from tests.planner.test_shell import node, planner, plans, submission, until
 from tests.shared.samples import node_joined
 
-ROWS = read_rows(FOLDER / "demo-1.jsonl")
+ROWS = list(takewhile(lambda row: row["type"] != "node.left", read_rows(golden_log("demo"))))
+"""Up to where the stack was stopped: nobody has answered what came after that."""
 ENDS = (31, 62)
 """Positions before which segments end."""
 BASE = 45

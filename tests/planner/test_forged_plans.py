@@ -15,16 +15,25 @@ import pytest
 
 from services.planner.decide import DECIDER
 from services.planner.replay import Replayer, Report
+from shared.events import EVENT, OLDEST_DECIDER
 from shared.log.log import EventLog
 from shared.planning.solver import evaluate
-from shared.plans import Problem
-from tests.logs.kit import FOLDER, forge, read_rows, restore
+from shared.plans import LoggedTable, Problem
+from tests.logs.kit import forge, golden_log, read_rows, restore
 
 Event = dict[str, Any]
 Forgery = Callable[[Event], None]
 
-ROWS = read_rows(FOLDER / "every-event-1.jsonl")
-PLANS: list[Event] = [json.loads(row["data"]) for row in ROWS if row["type"] == "plan.decided"]
+ROWS = read_rows(golden_log("every-event"))
+
+
+def in_full(event: Event) -> Event:
+    """Return a plan with each worker by itself, which is read as well as the runs of the log."""
+    return EVENT.validate_python(event).model_dump(mode="json", by_alias=True)
+
+
+PLANS = [in_full(json.loads(row["data"])) for row in ROWS if row["type"] == "plan.decided"]
+TABLES = {digest: LoggedTable.model_validate(each) for plan in PLANS for digest, each in plan["tables"].items()}
 
 
 def older(path: Path) -> Report:
@@ -39,6 +48,7 @@ def older(path: Path) -> Report:
 def forged(tmp_path: Path, plan: Event, forgery: Forgery) -> Path:
     def change(event: Event) -> None:
         if event["event_id"] == plan["event_id"]:
+            event |= in_full(event)
             forgery(event)
 
     return restore(forge(ROWS, change), tmp_path / "log.db")
@@ -70,7 +80,7 @@ def target(plan: Event) -> Event:
 
 def other_assignment(plan: Event) -> None:
     """Half the workers, with a solution that is worth what it says."""
-    problem = Problem.model_validate(plan["problem"])
+    problem = Problem.model_validate(plan["problem"]).with_tables(TABLES)
     name = plan["changes"][0]["task"]
     solution = evaluate(problem, {**plan["solution"]["assignment"], name: 2}, "best")
     stage = target(plan)
@@ -84,7 +94,7 @@ def other_problem(plan: Event) -> None:
     """A problem in which half the workers are the best, with the digest of that problem."""
     problem = plan["problem"]
     posed = problem["tasks"][0]
-    posed["throughput"] = {"2": 9e12}
+    posed |= {"throughput": {"2": 9e12}, "table": "", "current_flop_per_s": None, "reload_s": None}
     plan["inputs_sha256"] = Problem.model_validate(problem).sha256()
     solution = evaluate(Problem.model_validate(problem), {posed["name"]: 4}, "best")
     plan["solution"] = solution.model_dump(mode="json")
@@ -265,4 +275,4 @@ def test_there_is_no_decider_before_the_first(tmp_path: Path) -> None:
     report = Replayer.of_file(path).verify()
     assert not report.ok
     assert report.problem is not None
-    assert "decider: Input should be greater than or equal to 1" in report.problem.what
+    assert f"decider: Input should be greater than or equal to {OLDEST_DECIDER}" in report.problem.what

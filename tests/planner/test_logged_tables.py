@@ -74,8 +74,8 @@ def test_a_problem_that_is_larger_than_its_table_keeps_the_rate_of_the_present_c
     assert [count for count in solved.throughput if count > 4] == [8]
 
 
-def test_the_digest_of_a_problem_of_decider_1_is_that_of_its_fields_then() -> None:
-    """Fields that came later are left out where they are unset: the digest is in recorded plans."""
+def test_what_is_unset_is_no_part_of_a_problems_text() -> None:
+    """Its digest is in recorded plans."""
     problem = Problem.model_validate(
         {
             "workers": 2,

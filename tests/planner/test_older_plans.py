@@ -97,9 +97,10 @@ def numbered(records: list[Recorded], numbers: list[int]) -> list[Recorded]:
 
 
 def test_a_decider_never_falls() -> None:
-    report = Replayer(numbered(course().records, [1, 2, 1]), decider=DECIDER + 1).verify()
+    numbers = [DECIDER, DECIDER + 1, DECIDER]
+    report = Replayer(numbered(course().records, numbers), decider=DECIDER + 2).verify()
     assert not report.ok
-    assert any("decider 1 after a plan of decider 2" in m.problem for m in report.mismatches)
+    assert any(f"decider {DECIDER} after a plan of decider {DECIDER + 1}" in m.problem for m in report.mismatches)
 
 
 def test_a_newer_decider_is_refused_with_both_numbers() -> None:

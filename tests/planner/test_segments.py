@@ -18,7 +18,6 @@ from typer.testing import CliRunner, Result
 from cli.archive import archive as archive_verb
 from cli.replay import replay
 from services.planner import verification_jobs
-from services.planner.decide import DECIDER
 from services.planner.replay import Replayer, Report
 from services.planner.segments import SegmentsSource
 from services.planner.what_if_inputs import parse_inputs
@@ -30,14 +29,14 @@ from shared.log.scan import Scan
 from shared.log.schema import COLUMNS, StoredRow
 from shared.log.segments import read_rows, segments_in
 from shared.model import canonical_json
-from tests.logs.kit import FOLDER, forge, restore
+from tests.logs.kit import forge, golden_log, restore
 from tests.logs.kit import read_rows as golden_rows
 from tests.planner.test_verification_jobs import Here
 from tests.shared.samples import node_joined
 
-ROWS = golden_rows(FOLDER / "demo-1.jsonl")
+ROWS = golden_rows(golden_log("demo"))
 CUTS = (31, 62)
-"""Positions at which segments begin. The log has 92; causes and their plans lie on both sides of each."""
+"""Positions at which segments begin. Causes and their plans lie on both sides of each."""
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +231,7 @@ def test_each_process_ends_where_the_live_log_ended_at_first(folder: Path) -> No
 
 def test_the_command_verifies_segments_by_several_processes(tmp_path: Path) -> None:
     """Plans of this decider, which are decided again."""
-    rows = golden_rows(FOLDER / f"planned-stop-{DECIDER}.jsonl")
+    rows = golden_rows(golden_log("planned-stop"))
     with closing(EventLog(f"sqlite:///{restore(rows, tmp_path / 'log.db')}", read_only=True)) as log:
         for cut in (10, 20):
             archive(log, tmp_path / "segments", cut)
@@ -258,7 +257,10 @@ def test_the_commands_archive_and_replay(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("UNICRON_LOG_URL", live(folder))
     day = ROWS[-1]["recorded_at"][:10]
     assert "has all events before" in run(archive_verb, segments, "--before", day).output
-    assert "positions 31 to 92, 62 events" in run(archive_verb, segments, "--before", "999", "--format", "jsonl").output
+    assert (
+        f"positions 31 to {len(ROWS)}, {len(ROWS) - 30} events"
+        in run(archive_verb, segments, "--before", "999", "--format", "jsonl").output
+    )
     assert isinstance(run(archive_verb, segments, "--before", "yesterday").exception, InvalidInput)
     assert (folder / "log.db").read_bytes() == before
     expected = run(replay, log, "--verify").output

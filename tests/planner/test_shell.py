@@ -9,18 +9,18 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import closing
 from datetime import datetime
 from typing import Any
 
 import pytest
 
-from services.planner import slow_workers
+from services.planner import decide, log_start, slow_workers
 from services.planner.decide import DECIDER
+from services.planner.log_fold import Fold
 from services.planner.log_start import LogStart
 from services.planner.lookahead import LookAhead
 from services.planner.main import Planner, serve
-from services.planner.replay import verify
+from services.planner.replay import Replayer, verify
 from services.planner.state import State
 from shared.bus import Bus
 from shared.events import (
@@ -28,7 +28,6 @@ from shared.events import (
     Event,
     NodeJoined,
     PlanDecided,
-    StateMoved,
     TaskStarving,
     TaskSubmitted,
     WorkerSlowed,
@@ -39,7 +38,6 @@ from shared.model import utc_now
 from shared.plans import Trigger
 from shared.service import Context
 from shared.settings import Settings
-from tests.logs.kit import FOLDER, read_rows, restore
 from tests.planner.kit import spec
 
 TIMEOUT_S = 10.0
@@ -148,24 +146,30 @@ async def test_a_restart_repeats_nothing_and_answers_what_came_meanwhile(
     assert (report.ok, report.verified) == (True, 5)
 
 
-@pytest.mark.parametrize("golden", ["every-event-1", "drained-node-2"])
 async def test_what_an_older_decider_has_passed_over_stays_without_a_plan(
-    settings: Settings, bus: Bus, golden: str
+    settings: Settings, bus: Bus, journal: Journal, log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not answer the end of a pause; a plan between its plans would contradict all later ones."""
-    restore(read_rows(FOLDER / f"{golden}.jsonl"), settings.run_dir / "log.db")
-    with closing(EventLog(settings.log_database_url)) as log:
-        before = plans(log)
-        assert any(isinstance(event, StateMoved) and event.phase == "ended" for event in events(log))
-        async with Journal(log, bus) as journal, planner(settings, bus, journal):
-            await journal.append([node("n9")])
-            await until(lambda: plans(log)[-1].cause == "join-n9", journal)
-        records = {record.event.event_id: record for record in log.read_all()}
-        assert plans(log)[: len(before)] == before
-        for plan in plans(log)[len(before) :]:
-            assert plan.decider == DECIDER
-            assert records[plan.cause].position > records[before[-1].event_id].position
-        assert verify(log).ok
+    """The older planner did not answer one node's coming; a plan between its plans would contradict all later ones."""
+    settings = settings.model_copy(update={"state_snapshot_events": 0})
+    decided = Fold.decide
+    with monkeypatch.context() as older:
+        older.setattr(
+            Fold, "decide", lambda self, cause: [] if cause.event.event_id == "join-n1" else decided(self, cause)
+        )
+        async with planner(settings, bus, journal):
+            await journal.append([node("n0"), node("n1"), submission("a")])
+            await until(lambda: len(plans(log)) == 2, journal)
+    before = plans(log)
+    assert [plan.cause for plan in before] == ["join-n0", "submit-a"]
+    for module in (decide, log_start):
+        monkeypatch.setattr(module, "DECIDER", DECIDER + 1)
+    async with planner(settings, bus, journal):
+        await journal.append([node("n9")])
+        await until(lambda: plans(log)[-1].cause == "join-n9", journal)
+    assert plans(log)[:-1] == before
+    assert plans(log)[-1].decider == DECIDER + 1
+    report = Replayer(list(log.read_all()), decider=DECIDER + 1).verify()
+    assert (report.ok, report.older, report.verified) == (True, 2, 1)
 
 
 async def test_a_task_that_waits_too_long_is_logged_once_and_a_restart_does_not_repeat_it(

@@ -19,17 +19,16 @@ import typer
 from typer.testing import CliRunner
 
 from cli.replay import replay
-from services.planner.decide import DECIDER
 from services.planner.replay import Replayer, Report
-from shared.errors import InvalidInput
-from shared.events import NodeCordoned
+from shared.errors import InvalidInput, OlderVersion
+from shared.events import OLDEST_DECIDER, NodeCordoned
 from shared.log.anchors import Anchor, parse_anchor
 from shared.log.log import FIRST_HASH, EventLog, row_hash
 from shared.log.schema import COLUMNS
 from shared.model import canonical_json
-from tests.logs.kit import FOLDER, Row, read_rows, restore
+from tests.logs.kit import Row, golden_log, read_rows, restore
 
-ROWS = read_rows(FOLDER / f"demo-{DECIDER}.jsonl")
+ROWS = read_rows(golden_log("demo"))
 HEAD = ROWS[-1]["hash"]
 Rows = list[Row]
 
@@ -226,8 +225,7 @@ MATRIX: dict[str, tuple[Callable[[Rows], Rows], int, str]] = {
     ),
     "plan from nowhere": (inserted(PLAN, PLAN, plan="p99"), PLAN + 2, "nothing in the log calls for it"),
     "higher decider": (changed(PLAN, decider=99), PLAN + 1, "decider 99 is newer than this program's"),
-    "lower decider": (changed(PLAN, decider=0), PLAN + 1, "decider: Input should be greater than or equal to 1"),
-    "older decider": (changed(PLAN, decider=1), PLAN + 1, f"decider 1 after a plan of decider {DECIDER}"),
+    "lower decider": (changed(PLAN, decider=0), PLAN + 1, f"greater than or equal to {OLDEST_DECIDER}"),
     "altered table": (changed(TABLED, tables=other_tables()), TABLED + 1, "other contents than its digest says"),
     "missing table": (changed(TABLED, tables={}), TABLED + 1, "is in no plan before it, nor in this one"),
     "changed measurement": (changed(MEASURED, step_s=1e-4), NEXT_SOLVED, "decided again"),
@@ -282,6 +280,11 @@ def test_each_kind_of_tampering_is_named_with_its_position(kind: str, tmp_path: 
     if kind != "removed start":
         # A single event that was changed makes few complaints.
         assert len(report.problems) <= 12, report.problems
+
+
+def test_a_plan_of_a_decider_that_is_not_readable_any_more_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OlderVersion, match=f"position {PLAN + 1}: .* its plan is of decider {OLDEST_DECIDER - 1}"):
+        judged(changed(PLAN, decider=OLDEST_DECIDER - 1)(list(ROWS)), tmp_path / "log.db")
 
 
 PRICE = changed(0, price_per_worker_hour=0.01)

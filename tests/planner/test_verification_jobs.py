@@ -18,7 +18,7 @@ from services.planner.log_fold import Fold
 from services.planner.replay import Replayer, Report
 from shared.events import Event, PlanDecided, Recorded
 from shared.log.anchors import Anchor
-from tests.logs.kit import FOLDER, read_rows, restore
+from tests.logs.kit import golden_log, read_rows, restore
 from tests.planner.test_tampering import MATRIX, ROWS, Rows, at, changed, write
 
 
@@ -104,7 +104,7 @@ def test_a_decision_that_fails_ends_the_fold_as_in_one_process(tmp_path: Path, m
 
 
 def test_the_command_takes_the_number_of_processes(tmp_path: Path) -> None:
-    path = restore(read_rows(FOLDER / "planned-stop-1.jsonl"), tmp_path / "log.db")
+    path = restore(read_rows(golden_log("planned-stop")), tmp_path / "log.db")
     app = typer.Typer()
     app.command()(replay)
     result = CliRunner().invoke(app, [str(path), "--verify", "--jobs", "2", "-o", "json"])

@@ -31,7 +31,7 @@ from shared.log.state_snapshots import KeptState, StateSnapshots
 from shared.service import Context, Main
 from shared.settings import Settings
 from shared.state_keeper import folder_of
-from tests.logs.kit import FOLDER, read_rows, restore
+from tests.logs.kit import golden_log, read_rows, restore
 from tests.planner.test_shell import node, plans, submission, until
 from tests.transition.test_main import NODES, Agents, Watch, agents, restart_plan, submitted, watch
 
@@ -81,7 +81,7 @@ async def running(
 
 def recorded(settings: Settings, **others: object) -> Settings:
     """Write a recorded log; return settings with which time makes no events."""
-    restore(read_rows(FOLDER / "demo-2.jsonl"), settings.run_dir / "log.db")
+    restore(read_rows(golden_log("demo")), settings.run_dir / "log.db")
     # Nobody sends heartbeats here, and the times in the log are long ago.
     return settings.model_copy(update={"node_timeout_s": 50.0, "starvation_s": 0.0, **others})
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from services.planner.decide import DECIDER
 from shared.codes import FailureCode
 from shared.events import (
     AnomalyObserved,
@@ -92,6 +93,7 @@ def plan(number: int, throughput: dict[int, float]) -> PlanDecided:
     return PlanDecided(
         event_id=event_id(number),
         occurred_at=EPOCH,
+        decider=DECIDER,
         plan=f"p{number}",
         trigger=Trigger.ERROR,
         cause=event_id(0),

@@ -21,9 +21,9 @@ from shared.log.log import EventLog
 from shared.log.state_snapshots import KeptState, StateSnapshots
 from shared.program_digest import program_sha256
 from tests.kept import folded
-from tests.logs.kit import FOLDER, read_rows, restore
+from tests.logs.kit import golden_log, read_rows, restore
 
-ROWS = read_rows(FOLDER / "demo-1.jsonl")
+ROWS = read_rows(golden_log("demo"))
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_one_that_does_not_fit_is_ignored_with_one_line(
 
 def test_snapshots_of_another_log_are_ignored_and_replaced(log: EventLog, folder: Path, tmp_path: Path) -> None:
     snapshots(folder).write(log, 70)
-    rows = read_rows(FOLDER / "planned-stop-1.jsonl")
+    rows = read_rows(golden_log("planned-stop"))
     with closing(EventLog(f"sqlite:///{restore(rows, tmp_path / 'other.db')}", read_only=True)) as other:
         assert snapshots(folder).newest(other) is None
         assert snapshots(folder).write(other, 10) == 10

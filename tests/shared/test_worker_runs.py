@@ -98,7 +98,7 @@ def test_the_log_has_runs_and_the_model_all_workers() -> None:
     assert planned.model_dump(mode="json")["changes"][0]["target"]["members"][0]["worker"] == "n0/0"
 
 
-def test_a_plan_with_all_workers_as_decider_1_wrote_it_is_read() -> None:
+def test_a_plan_with_all_workers_by_themselves_is_read() -> None:
     planned = plan()
     assert EVENT.validate_json(planned.model_dump_json()) == planned
 

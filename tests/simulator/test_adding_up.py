@@ -16,7 +16,7 @@ from simulator.policy import Policy
 from simulator.trace import Occurrence
 from simulator.what_if import HistoryComparison, compare_histories
 from simulator.what_if_changes import parse_changes
-from tests.logs.kit import FOLDER, read_rows, restore
+from tests.logs.kit import golden_log, read_rows, restore
 from tests.simulator import small
 
 WORKERS = 6
@@ -91,11 +91,11 @@ def test_steps_that_are_lost_again_before_they_are_made_again_count_each_time() 
 
 def asked(log: str, text: str, folder: Path) -> HistoryComparison:
     path = folder / f"{log}.db"
-    restore(read_rows(FOLDER / f"{log}.jsonl"), path)
+    restore(read_rows(golden_log(log)), path)
     return compare_histories(Replayer.of_file(path), log, parse_changes(text))
 
 
-@pytest.mark.parametrize("log", ["demo-4", "demo-6", "slow-worker-6"])
+@pytest.mark.parametrize("log", ["demo", "slow-worker"])
 @pytest.mark.parametrize(
     "text", ["policy=megatron", "policy=megatron-spares,spares=1", "policy=bamboo", "spares=1", "weight.TASK=3"]
 )
@@ -118,7 +118,7 @@ def test_the_parts_of_a_difference_add_up_to_it(log: str, text: str, tmp_path: P
 
 def test_a_history_of_which_little_is_left_says_where_it_has_gone(tmp_path: Path) -> None:
     """No update exists at the end under Megatron: no time was useful, and all that failures cost is theirs."""
-    found = asked("demo-6", "policy=megatron", tmp_path)
+    found = asked("demo", "policy=megatron", tmp_path)
     assert found.what_if.accumulated_waf_flop == 0.0
     assert found.what_if.worker_s["useful"] == pytest.approx(0.0, abs=0.01)
     assert found.what_if.worker_s["recompute"] > 0.0

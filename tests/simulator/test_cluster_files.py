@@ -10,7 +10,7 @@ from simulator.paper_tasks import CASES, six_tasks, tasks_for
 from simulator.paper_workloads import NAMES, workload
 from simulator.random_workloads import random_workload
 from simulator.workload_inputs import resolve, with_cluster
-from tests.logs.kit import FOLDER, read_rows, restore
+from tests.logs.kit import golden_log, read_rows, restore
 
 TASK = "name: {name}\nmodel: {{layers: 2, hidden: 64, heads: 4, sequence_length: 32}}\nbatch: {{global: 8}}\n"
 
@@ -165,7 +165,7 @@ def test_what_is_no_trace() -> None:
 
 
 def test_a_log_by_its_file(tmp_path: Path) -> None:
-    path = restore(read_rows(FOLDER / "demo-4.jsonl"), tmp_path / "log.db")
+    path = restore(read_rows(golden_log("demo")), tmp_path / "log.db")
     found = resolve(str(path), cluster=file(tmp_path, "nodes: 5"))
     assert (found.trace.present, found.workers, found.hardware) == (5, 10, "cpu")
     assert [spec.name for spec in found.tasks] == ["demo-gpt-large", "demo-gpt-small"]

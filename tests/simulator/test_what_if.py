@@ -18,13 +18,13 @@ from shared.errors import InvalidInput
 from simulator.cluster_parameters import PARAMETERS
 from simulator.what_if import HistoryComparison, compare_histories
 from simulator.what_if_changes import KEYS, parse_changes
-from tests.logs.kit import FOLDER, Row, read_rows, restore
+from tests.logs.kit import Row, golden_log, read_rows, restore
 
 
 def asked(log: str, text: str, folder: Path, seeds: int = 1) -> HistoryComparison:
     path = folder / f"{log}.db"
     if not path.exists():
-        restore(read_rows(FOLDER / f"{log}.jsonl"), path)
+        restore(read_rows(golden_log(log)), path)
     return compare_histories(Replayer.of_file(path), log, parse_changes(text), seeds)
 
 
@@ -97,7 +97,7 @@ def agree(line: dict[str, Any], found: HistoryComparison) -> None:
         assert value == pytest.approx(found.what_if.worker_s[kind], abs=0.01 * allocated), kind
 
 
-@pytest.mark.parametrize("log", ["demo-4", "demo-5"])
+@pytest.mark.parametrize("log", ["demo"])
 @pytest.mark.parametrize(
     ("changes", "nodes", "weights"),
     [
@@ -111,14 +111,14 @@ def test_a_fresh_simulation_of_files_agrees(
     log: str, changes: str, nodes: int, weights: dict[str, float], tmp_path: Path
 ) -> None:
     found = asked(log, changes, tmp_path)
-    write_files(read_rows(FOLDER / f"{log}.jsonl"), tmp_path, found, nodes, **weights)
+    write_files(read_rows(golden_log(log)), tmp_path, found, nodes, **weights)
     agree(simulated(tmp_path, "unicron"), found)
 
 
 def test_a_spare_is_kept_free_by_a_policy_that_gives_fixed_shares(tmp_path: Path) -> None:
     """``megatron-spares`` is ``megatron`` with one node kept free: the same cluster of five, named otherwise."""
-    found = asked("demo-4", "policy=megatron,spares=1", tmp_path)
-    write_files(read_rows(FOLDER / "demo-4.jsonl"), tmp_path, found, 5)
+    found = asked("demo", "policy=megatron,spares=1", tmp_path)
+    write_files(read_rows(golden_log("demo")), tmp_path, found, 5)
     agree(simulated(tmp_path, "megatron-spares"), found)
     assert (found.what_if.policy, found.what_if.nodes, found.model.nodes) == ("megatron", 5, 4)
 
@@ -126,10 +126,10 @@ def test_a_spare_is_kept_free_by_a_policy_that_gives_fixed_shares(tmp_path: Path
 @pytest.mark.parametrize(
     ("log", "text"),
     [
-        ("demo-5", "policy=unicron"),
-        ("drained-node-5", "spares=0"),
-        ("slow-worker-5", "spares=0"),
-        ("planned-stop-5", "spares=0,policy=unicron"),
+        ("demo", "policy=unicron"),
+        ("drained-node", "spares=0"),
+        ("slow-worker", "spares=0"),
+        ("planned-stop", "spares=0,policy=unicron"),
     ],
 )
 def test_no_change_is_no_difference(log: str, text: str, tmp_path: Path) -> None:
@@ -141,17 +141,17 @@ def test_no_change_is_no_difference(log: str, text: str, tmp_path: Path) -> None
 
 
 def test_the_answer_is_that_of_the_log_whatever_its_file_is_called(tmp_path: Path) -> None:
-    first = asked("demo-5", "spares=1", tmp_path)
+    first = asked("demo", "spares=1", tmp_path)
     copy = tmp_path / "other.db"
-    copy.write_bytes((tmp_path / "demo-5.db").read_bytes())
+    copy.write_bytes((tmp_path / "demo.db").read_bytes())
     again = compare_histories(Replayer.of_file(copy), "other", parse_changes("spares=1"))
-    assert again.model_copy(update={"log": "demo-5"}) == first
+    assert again.model_copy(update={"log": "demo"}) == first
 
 
 def test_the_measured_column_is_what_the_log_says(tmp_path: Path) -> None:
     """Allocated: from the first submission, or a later join, until the node leaves; a node that is lost stays."""
-    found = asked("demo-5", "spares=1", tmp_path)
-    events = [json.loads(row["data"]) for row in read_rows(FOLDER / "demo-5.jsonl")]
+    found = asked("demo", "spares=1", tmp_path)
+    events = [json.loads(row["data"]) for row in read_rows(golden_log("demo"))]
     began = next(each["occurred_at"] for each in events if each["type"] == "task.submitted")
     left = [seconds(began, each["occurred_at"]) for each in events if each["type"] == "node.left"]
     assert found.seconds == pytest.approx(max(seconds(began, each["occurred_at"]) for each in events))
@@ -168,14 +168,14 @@ def test_the_measured_column_is_what_the_log_says(tmp_path: Path) -> None:
 
 
 def test_a_price_alone_changes_only_money(tmp_path: Path) -> None:
-    found = asked("demo-4", "price_per_worker_hour=5", tmp_path)
+    found = asked("demo", "price_per_worker_hour=5", tmp_path)
     assert set(found.difference.worker_s.values()) == {0.0}
     assert found.what_if.money == pytest.approx(found.model.money * 5 / 2)
     assert found.what_if.failure_money == pytest.approx(found.model.failure_money * 5 / 2)
 
 
 def test_a_time_out_lengthens_the_detection_of_lost_nodes_alone(tmp_path: Path) -> None:
-    found = asked("demo-4", "node_timeout_s=3", tmp_path)
+    found = asked("demo", "node_timeout_s=3", tmp_path)
     assert found.difference.worker_s["detection"] > 0
     given = next(each for each in found.parameters if each.name == "node_detection_s")
     assert (given.value, given.origin, given.samples) == (3.0, "change", 0)
@@ -184,7 +184,7 @@ def test_a_time_out_lengthens_the_detection_of_lost_nodes_alone(tmp_path: Path) 
 
 
 def test_another_policy_has_the_times_of_its_paper(tmp_path: Path) -> None:
-    found = asked("demo-4", "policy=oobleck,checkpoint_every_s=60", tmp_path)
+    found = asked("demo", "policy=oobleck,checkpoint_every_s=60", tmp_path)
     named = {each.name: each.origin for each in found.parameters}
     assert named == {
         "checkpoint_every_s": "change",
@@ -195,8 +195,8 @@ def test_another_policy_has_the_times_of_its_paper(tmp_path: Path) -> None:
 
 
 def test_seeds_give_means_and_an_interval(tmp_path: Path) -> None:
-    found = asked("demo-5", "weight.demo-gpt-small=3", tmp_path, seeds=2)
-    one = asked("demo-5", "weight.demo-gpt-small=3", tmp_path)
+    found = asked("demo", "weight.demo-gpt-small=3", tmp_path, seeds=2)
+    one = asked("demo", "weight.demo-gpt-small=3", tmp_path)
     low, high = found.intervals["accumulated_waf_flop"]
     assert found.seeds == 2
     assert low <= found.difference.accumulated_waf_flop <= high
@@ -204,12 +204,12 @@ def test_seeds_give_means_and_an_interval(tmp_path: Path) -> None:
 
 
 def test_what_a_log_cannot_answer_is_said(tmp_path: Path) -> None:
-    notes = " ".join(asked("planned-stop-5", "spares=1", tmp_path).notes)
+    notes = " ".join(asked("planned-stop", "spares=1", tmp_path).notes)
     assert "as somebody wished" in notes
     assert "no failure in the log" in notes
-    assert "no failure" not in " ".join(asked("demo-4", "spares=1", tmp_path).notes)
+    assert "no failure" not in " ".join(asked("demo", "spares=1", tmp_path).notes)
     with pytest.raises(InvalidInput, match="nodes of one kind and size can be simulated"):
-        asked("every-event-5", "spares=1", tmp_path)
+        asked("every-event", "spares=1", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -260,4 +260,4 @@ def test_an_unknown_key_names_all_keys() -> None:
 )
 def test_changes_that_the_log_does_not_bear(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=message):
-        asked("demo-4", text, tmp_path)
+        asked("demo", text, tmp_path)

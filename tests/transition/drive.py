@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
+from services.planner.decide import DECIDER
 from services.transition.decide import decide
 from services.transition.evolve import evolve
 from services.transition.state import (
@@ -206,6 +207,7 @@ class Drive:
             PlanDecided(
                 event_id=f"event-{name}",
                 occurred_at=self.at,
+                decider=DECIDER,
                 plan=name,
                 trigger=Trigger.ERROR,
                 cause="cause",

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from services.planner.decide import DECIDER
 from services.transition.main import Transition
 from services.transition.state import Send
 from shared.bus import Bus
@@ -139,6 +140,7 @@ def plan(name: str, *changes: TaskChange) -> PlanDecided:
     return PlanDecided(
         event_id=f"event-{name}",
         occurred_at=utc_now(),
+        decider=DECIDER,
         plan=name,
         trigger=Trigger.ERROR,
         cause="cause",

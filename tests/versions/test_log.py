@@ -1,25 +1,28 @@
-"""Logs of a newer version: strict, with an error that names position, type and version."""
+"""Logs of a newer or an older version: strict, with an error that names position, type and version."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from cli.main import app
+from cli.main import app, main
 from services.planner import main as planner
+from services.planner.replay import Replayer
 from shared.bus import Bus
-from shared.errors import Corrupt, NewerVersion
+from shared.errors import Corrupt, NewerVersion, OlderVersion
+from shared.events import OLDEST_DECIDER
 from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.service import Context
 from shared.settings import Settings
-from tests.shared.samples import event_id, node_joined
+from tests.shared.samples import event_id, node_joined, plan
 from tests.shared.test_upcast import append_raw, moved
 
 
@@ -93,3 +96,78 @@ async def test_a_service_ends_with_these_words_before_it_decides_anything(
         await planner.serve(Context(settings, bus, journal, asyncio.Event(), "planner"))
     assert log.last_position() == 2
     log.close()
+
+
+# ---- older ones
+
+
+def planned(**fields: Any) -> dict[str, Any]:
+    event: dict[str, Any] = json.loads(plan(2, {3: 1.0}).canonical())
+    return {**event, **fields}
+
+
+OLDER = [
+    (
+        {**json.loads(moved(event_id=event_id(2)).canonical()), "schema_version": 1},
+        "event 'state.moved', schema version 1: version 2 is the oldest readable here",
+    ),
+    (
+        {**json.loads(moved(event_id=event_id(2)).canonical()), "schema_version": 1, "dropped": 7},
+        "event 'state.moved', schema version 1: version 2 is the oldest readable here",
+    ),
+    (
+        planned(decider=OLDEST_DECIDER - 1),
+        f"its plan is of decider {OLDEST_DECIDER - 1}, and decider {OLDEST_DECIDER} is the oldest readable here",
+    ),
+    (
+        {name: value for name, value in planned().items() if name != "decider"},
+        f"its plan is of decider 1, and decider {OLDEST_DECIDER} is the oldest readable here",
+    ),
+]
+
+
+@pytest.mark.parametrize(("event", "words"), OLDER)
+def test_a_log_of_an_older_version_is_refused_by_name(tmp_path: Path, event: dict[str, Any], words: str) -> None:
+    log = EventLog(newer_log(tmp_path, event), read_only=True)
+    replayer = Replayer.of_file(tmp_path / "log.db")
+    for ask in (log.read, log.verify, replayer.verify, lambda: replayer.verify(jobs=2), replayer.place_at):
+        with pytest.raises(OlderVersion, match=re.escape(words)) as refused:
+            ask()
+        assert refused.value.detail.startswith("position 2: ")
+        assert refused.value.detail.endswith("go on with that version, or begin an empty log with this one")
+    assert len(log.read(limit=1)) == 1
+    log.close()
+
+
+def test_the_command_says_what_to_do_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    newer_log(tmp_path, OLDER[0][0])
+    for arguments in (["--verify"], []):
+        code = main(["replay", str(tmp_path / "log.db"), *arguments, "-o", "json"])
+        problem = json.loads(capsys.readouterr().err)
+        assert (code, problem["code"]) == (4, "older-version")
+        assert "an older version of Unicron has written this log" in problem["detail"]
+
+
+@pytest.mark.parametrize(("event", "words"), OLDER)
+async def test_no_service_starts_on_it(
+    tmp_path: Path, settings: Settings, bus: Bus, event: dict[str, Any], words: str
+) -> None:
+    log = EventLog(newer_log(tmp_path, event))
+    journal = Journal(log, bus)
+    with pytest.raises(OlderVersion, match=re.escape(words)):
+        await planner.serve(Context(settings, bus, journal, asyncio.Event(), "planner"))
+    assert log.last_position() == 2
+    log.close()
+
+
+def test_a_forged_row_is_no_older_one(tmp_path: Path) -> None:
+    """Its hash shows that nobody has appended it so."""
+    newer_log(tmp_path, planned())
+    with sqlite3.connect(tmp_path / "log.db") as connection:
+        for trigger in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            connection.execute(f"DROP TRIGGER {trigger[0]}")
+        older = json.dumps(planned(decider=1), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        connection.execute("UPDATE log SET data = ? WHERE position = 2", [older])
+    connection.close()
+    report = Replayer.of_file(tmp_path / "log.db").verify()
+    assert "position 2: the row does not match its hash" in [problem.what for problem in report.problems]
