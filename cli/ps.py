@@ -23,11 +23,11 @@ def ps(
     from cli.client import Client
     from cli.notable import notable
     from cli.remaining_time import eta
-    from cli.status import asked, summary
+    from cli.status import PATH, summary
 
     with Client(server) as client:
         page = client.pages("/v1/tasks", {"state": state or None})
-        control_plane = asked(client) if output is not Format.JSON else None
+        control_plane = client.get(PATH) if output is not Format.JSON else {}
     if output is Format.JSON:
         print_json(page)
         return

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from cli.options import Format, Output, Server
 from cli.output import print_json, print_table, printable
-
-if TYPE_CHECKING:
-    from cli.client import Client
 
 PATH = "/v1/status"
 
@@ -47,21 +44,8 @@ def status(server: Server = None, output: Output = Format.TEXT) -> None:
         raise typer.Exit(1)
 
 
-def asked(client: Client) -> dict[str, Any] | None:
-    """Return how the parts are; None from a server of an earlier version, which does not say it."""
-    from shared.errors import NotFound
-
-    try:
-        found: dict[str, Any] = client.get(PATH)
-    except NotFound:
-        return None
-    return found
-
-
-def summary(found: dict[str, Any] | None) -> str:
+def summary(found: dict[str, Any]) -> str:
     """Return one line of how the parts of the control plane are, for the head of other outputs."""
-    if found is None:
-        return "control plane: not known, the server is of an earlier version"
     away = [f"{check['name']} ({check['detail']})" for check in found["checks"] if not check["ok"]]
     lags = {check["name"]: check["lag"] for check in found["checks"] if check["lag"] is not None}
     behind = [f"{name} {lag}" for name, lag in lags.items() if lag]

@@ -70,8 +70,7 @@ def frame(look: Look, columns: int, lines: int | None, notice: str = "") -> list
     first = Text(f"unicron {look.server}{_GAP}{now:%Y-%m-%d %H:%M:%S} UTC")
     if notice:
         first = Text(notice, "bold red")
-    works = look.status is not None and look.status["ready"]
-    parts = Text(summary(look.status), "" if works else "bold red")
+    parts = Text(summary(look.status), "" if look.status["ready"] else "bold red")
     head = [first, parts, Text(_cluster(look.nodes)), Text(_waf(look, columns))]
     for line in head:
         line.plain = cropped(" ".join(text(line.plain).split()) if line is parts else line.plain, columns)

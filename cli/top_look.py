@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cli.status import asked
+from cli.status import PATH
 
 if TYPE_CHECKING:
     from cli.client import Client
@@ -32,7 +32,7 @@ POINTS = 360
 class Look:
     """The answers of one look. ``incidents``: the open ones; they and ``plans``: the newest first.
 
-    ``status``: how the parts of the control plane are; None from a server that does not say it.
+    ``status``: how the parts of the control plane are.
     """
 
     server: str
@@ -41,7 +41,7 @@ class Look:
     incidents: list[Record]
     plans: list[Record]
     waf: Record
-    status: Record | None = None
+    status: Record
 
 
 def look(client: Client) -> Look:
@@ -56,5 +56,5 @@ def look(client: Client) -> Look:
         incidents=client.get("/v1/incidents", {**newest, "state": "open"})["items"],
         plans=client.get("/v1/plans", newest)["items"],
         waf=client.get("/v1/waf", {"points": POINTS}),
-        status=asked(client),
+        status=client.get(PATH),
     )

@@ -144,8 +144,6 @@ def test_what_is_wrong_with_the_connection_is_in_the_first_line() -> None:
 def test_the_head_says_how_the_control_plane_is(parts: list[dict[str, Any]], said: str) -> None:
     look = replace(seen(), status={"ready": all(one["ok"] for one in parts), "checks": parts})
     assert frame(look, 200, 24)[1].plain == said
-    earlier = replace(seen(), status=None)
-    assert frame(earlier, 80, 24)[1].plain == "control plane: not known, the server is of an earlier version"
 
 
 async def test_one_frame_is_printed_where_the_output_is_no_terminal(healed: Server) -> None:

@@ -26,7 +26,7 @@ MANIFEST = "manifest.json"
 """Name of the manifest. Its checksums (XXH3) find accidental damage, not a forgery."""
 
 FORMAT = 2
-"""Of the checkpoint. Format 1 (version 0.1.0) had pickled parts; it is refused."""
+"""Of the checkpoint. One of another format is refused: reading it might run what is in it."""
 
 _GENERATION = re.compile(r"generation-(\d+)")
 _STEP = re.compile(r"step-(\d+)")

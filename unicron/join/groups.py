@@ -75,8 +75,6 @@ def make(configure: Configure, link: AgentLink, *, interleave: int = 1) -> dist.
     store_sockets = sockets.connected() - before
     link.set_break_method(_method_while_making(before, configure.world_size))
     link.check()
-    if configure.shares:
-        store.set(_shares_key(configure.rank), "1")
     small = _initialise(configure, store, timeout, interleave)
     replica = frozenset(model_ranks())
     own_sockets = frozenset[int]().union(*(inodes for ranks, inodes in small if ranks <= replica))
@@ -85,20 +83,6 @@ def make(configure: Configure, link: AgentLink, *, interleave: int = 1) -> dist.
     if backend.current().waits_in_slices:
         _wait_in_slices(link)
     return store
-
-
-def all_have_shares(store: dist.Store, configure: Configure) -> bool:
-    """Return whether all members have been told their shares: one of an older version, or of an agent of one, has not.
-
-    All members call it, and get the same answer: behind a collective that all of them have entered, and so have been in
-    ``make``.
-    """
-    return bool(configure.shares) and store.check([_shares_key(rank) for rank in range(configure.world_size)])
-
-
-def _shares_key(rank: int) -> str:
-    """Return the key in the generation's store by which a member says that it has been told the shares."""
-    return f"shares/{rank}"
 
 
 def _set_backend_environment(store_host: str) -> None:

@@ -165,7 +165,7 @@ class Joiner:
             UnicronError: no member has the state that the configuration promises.
         """
         began_s = time.monotonic()
-        store = self.store = self._rebuild_groups(configure, link)
+        self.store = self._rebuild_groups(configure, link)
         formed()
         rank_state = self._fitting(configure, micro_batches)
         rebuilt_s = time.monotonic()
@@ -180,7 +180,6 @@ class Joiner:
             wait=link.wait,
         )
         self._checks.enter(reports, configure.identity, link.wait)
-        shares = configure.shares if groups.all_have_shares(store, configure) else ()
         agreed = self._agree(configure, rank_state, link, reports)
         agreed_s = time.monotonic()
         checkpoint = ""
@@ -218,7 +217,7 @@ class Joiner:
             steps_recomputed=max(0, configure.fault_step - rank_state.applied),
             checkpoint=checkpoint,
             resumption=resumption,
-            shares=shares,
+            shares=configure.shares,
             repeats_update=not self._user.is_at(rank_state.applied),
         )
 
