@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -90,18 +90,21 @@ def test_a_calibrated_task_takes_the_measured_step_time(tmp_path: Path) -> None:
     measured = [each["step_s"] for each in events("unsaved", "task.progressed") if each["step_s"] > 0]
     outcome = make(Run(Fixed(workload), "unicron", 0, costs=False))
     end_s = outcome.completed_s[task]
-    assert workload.tasks[0].steps / end_s == pytest.approx(1 / median(measured), rel=1e-3)
+    assert workload.tasks[0].steps / end_s == pytest.approx(median(1 / step_s for step_s in measured), rel=1e-3)
 
 
 def test_steps_beside_a_slow_worker_do_not_count(tmp_path: Path) -> None:
-    replayer, before = calibrated("demo", tmp_path)
-    all_events = [record.event for record in replayer.records]
+    replayer, _ = calibrated("demo", tmp_path)
+    recorded = [record.event for record in replayer.records]
+    slow = next(event for event in recorded if isinstance(event, WorkerSlowed))
+    all_events = [event for event in recorded if not isinstance(event, WorkerSlowed)]
+    before = calibration_of_log(all_events, "demo")
     reports = [e for e in all_events if isinstance(e, TaskProgressed) and e.task == "demo-gpt-large" and e.step_s > 0]
     assert before.throughput["demo-gpt-large"].samples == len(reports)
-    slow = next(event for event in all_events if isinstance(event, WorkerSlowed))
-    first = reports[0].occurred_at - timedelta(seconds=0.001)
-    index = next(i for i, event in enumerate(all_events) if event.occurred_at >= first and event is reports[0])
-    all_events.insert(index, slow.model_copy(update={"occurred_at": first, "worker": "n0/0", "node": "n0"}))
+    # Its worker n0/0 is slow from its first report to its last one.
+    for report, behind, slowdown in ((reports[-1], 1, 1.0), (reports[0], 0, slow.slowdown)):
+        about = {"occurred_at": report.occurred_at, "worker": "n0/0", "node": "n0", "slowdown": slowdown}
+        all_events.insert(all_events.index(report) + behind, slow.model_copy(update=about))
     after = calibration_of_log(all_events, "demo")
     assert "demo-gpt-large" not in after.throughput, "it trains on n0/0 throughout"
     assert after.throughput["demo-gpt-small"] == before.throughput["demo-gpt-small"]
