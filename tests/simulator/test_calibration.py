@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from services.planner.replay import Replayer
-from shared.events import TaskProgressed, WorkerSlowed
+from shared.events import Event, TaskProgressed, WorkerSlowed
 from simulator.calibration import Calibration
 from simulator.log_traces import calibration_of_log, workload_of_log
 from simulator.measured_times import TIMES, assumed_times, on_cluster
@@ -97,7 +97,7 @@ def test_steps_beside_a_slow_worker_do_not_count(tmp_path: Path) -> None:
     replayer, _ = calibrated("demo", tmp_path)
     recorded = [record.event for record in replayer.records]
     slow = next(event for event in recorded if isinstance(event, WorkerSlowed))
-    all_events = [event for event in recorded if not isinstance(event, WorkerSlowed)]
+    all_events: list[Event] = [event for event in recorded if not isinstance(event, WorkerSlowed)]
     before = calibration_of_log(all_events, "demo")
     reports = [e for e in all_events if isinstance(e, TaskProgressed) and e.task == "demo-gpt-large" and e.step_s > 0]
     assert before.throughput["demo-gpt-large"].samples == len(reports)

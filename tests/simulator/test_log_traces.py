@@ -43,8 +43,8 @@ def test_the_demo(tmp_path: Path) -> None:
 def test_slow_workers(tmp_path: Path) -> None:
     found = golden(golden_log("slow-worker"), tmp_path)
     slow = [(each.node, each.change, each.slowdown) for each in found.trace.occurrences if each.change != "error"]
-    told = [("n0", "degraded", 2.0), ("n0", "up", 1.0), ("n0", "degraded", 1.5)]
-    assert [each for each in slow if each in told][:3] == told  # a busy machine has others
+    recorded = [("n0", "degraded", 2.0), ("n0", "up", 1.0), ("n0", "degraded", 1.5)]
+    assert [each for each in slow if each in recorded][:3] == recorded  # a busy machine has others
 
 
 def test_a_drained_node_is_away_until_it_is_returned(tmp_path: Path) -> None:

@@ -64,14 +64,3 @@ async def test_a_step_dealt_by_speed_is_the_same_update(exact: bool, tmp_path: P
         assert (finished.step, finished.samples_sha256) == (reference.step, reference.samples_sha256)
         difference = largest_difference(finished.parameters_path, reference.parameters_path)
         assert difference == 0.0 if exact else difference <= TOLERANCE
-
-
-async def test_a_member_that_was_not_told_has_all_deal_equally(tmp_path: Path, spec_file: SpecFile) -> None:
-    """As one of an older agent, which drops what it does not know."""
-    spec = spec_file(steps=2)
-    async with agent(tmp_path / "run") as a:
-        await asyncio.gather(*(a.fork(worker, spec) for worker in ("w0", "w1")))
-        generation = await a.configure(dict.fromkeys(("w0", "w1"), "initial"), shares={"w0": [9, 3]})
-        finished = await a.finished(2)
-        assert [len(computed(a, worker, generation, 1)) for worker in ("w0", "w1")] == [6, 6]
-        assert finished.samples_sha256 == (await reference_of(a, spec)).samples_sha256
