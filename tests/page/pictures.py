@@ -32,8 +32,6 @@ from tests.page.kit import Browser, browsing, missing
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "images"
 LOG = golden_log("demo")
-LAST = 103
-"""Position of the last event that is shown: both tasks train, a slow worker was left out."""
 AGO = timedelta(seconds=1)
 """Age of that event."""
 WIDTH, HEIGHT = 1100, 1000
@@ -44,7 +42,10 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)")
 
 def recent_rows(now: datetime) -> list[Row]:
     """Return the first rows of the demo's log, with all times moved so that the last one is of ``now``."""
-    rows = read_rows(LOG)[:LAST]
+    rows = read_rows(LOG)
+    slowed = max(index for index, row in enumerate(rows) if row["type"] == "worker.slowed")
+    # Up to where both tasks train again, and a slow worker was left out.
+    rows = rows[: next(i for i, row in enumerate(rows) if i > slowed and row["type"] == "task.progressed") + 1]
     moved = now - AGO - datetime.fromisoformat(rows[-1]["recorded_at"])
 
     def later(found: re.Match[str]) -> str:
