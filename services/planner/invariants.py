@@ -264,19 +264,14 @@ def _posed(before: State, problem: Problem) -> Iterator[str]:
 
 
 def _best(problem: Problem, plan: PlanDecided, solution: Solution, solve: Solve) -> Iterator[str]:
-    """Yield where the recorded solutions are not worth what they claim, or the best of them is not the best.
-
-    That is the solution itself. Deciders 5 and 6 could prefer it to the best, which is then among the alternatives.
-    """
+    """Yield where the recorded solutions are not worth what they claim, or the solution is not the best."""
     try:
         best, _ = solve(problem)
     except InvalidInput as err:
         yield f"its problem cannot be solved: {err.detail}"
         return
-    compared = [solution, *plan.alternatives] if plan.decider in (5, 6) else [solution]
-    recorded_best = next((each for each in compared if each.label == "best"), solution)
-    if not _equal(best.objective, recorded_best.objective):
-        yield f"solved again, the objective is {best.objective!r}; recorded is {recorded_best.objective!r}"
+    if not _equal(best.objective, solution.objective):
+        yield f"solved again, the objective is {best.objective!r}; recorded is {solution.objective!r}"
     if sum(solution.assignment.values()) > problem.workers:
         yield f"its solution has more than {problem.workers} workers"
     for recorded in (solution, *plan.alternatives):

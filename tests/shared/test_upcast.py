@@ -14,9 +14,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy
-from pydantic import ValidationError
 
-from services.planner.main import configuration
 from shared.codes import FailureCode
 from shared.errors import Conflict, OlderVersion
 from shared.events import EVENT, StateMoved, TaskSubmitted
