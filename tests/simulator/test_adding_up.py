@@ -121,12 +121,12 @@ def test_the_parts_of_a_difference_add_up_to_it(log: str, text: str, tmp_path: P
 def test_a_history_of_which_little_is_left_says_where_it_has_gone(tmp_path: Path) -> None:
     """No update exists at the end under Megatron: no time was useful, and all that failures cost is theirs.
 
-    The log ends while Megatron still brings back what a lost node has broken.
+    The log ends while Megatron still brings back what a lost node has broken, and it has written no checkpoint.
     """
     records = Replayer.of_file(restore(read_rows(golden_log("demo")), tmp_path / "log.db")).records
     lost = next(r for r in records if isinstance(r.event, ErrorDetected) and r.event.kind is ErrorKind.NODE_LOST)
     first = [r for r in records if r.recorded_at <= lost.recorded_at + timedelta(seconds=12)]
-    found = compare_histories(Replayer(first), "demo", parse_changes("policy=megatron"))
+    found = compare_histories(Replayer(first), "demo", parse_changes("policy=megatron,checkpoint_every_s=1000"))
     assert found.what_if.accumulated_waf_flop == 0.0
     assert found.what_if.worker_s["useful"] == pytest.approx(0.0, abs=0.01)
     assert found.what_if.worker_s["recompute"] > 0.0
