@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -262,7 +263,8 @@ class Task:
         a = self.agent
         for worker in workers:
             if worker not in a.exits:
-                a.kill(worker)
+                with suppress(ProcessLookupError):  # it may have ended, and its end not be known yet
+                    a.kill(worker)
             if self._node(worker) == worker:
                 shutil.rmtree(self._memory / worker, ignore_errors=True)
         await a.until(lambda: all(worker in a.exits for worker in workers))
