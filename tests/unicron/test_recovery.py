@@ -212,6 +212,8 @@ async def test_stop_writes_a_checkpoint_that_a_later_run_resumes(tmp_path: Path,
         ("by a fault", False),
         pytest.param("by a fault", True, marks=pytest.mark.slow),
         pytest.param("held", False, marks=pytest.mark.slow),
+        pytest.param("held", True, marks=pytest.mark.slow),
+        pytest.param("drained", False, marks=pytest.mark.slow),
         pytest.param("drained", True, marks=pytest.mark.slow),
     ],
 )
