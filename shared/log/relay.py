@@ -42,6 +42,16 @@ HASH_HEADER = "Unicron-Hash"
 _NOT_THE_NEXT = (10070, 10071, 10164)
 """JetStream's error codes for an expected last message id, or last sequence, that is not the stream's."""
 
+_NO_STORE = 10049
+"""JetStream's error code for a stream whose store cannot be made."""
+
+DELETED_WITHIN_S = 2.0
+"""nats-server answers the deletion of a stream before all of its files are gone, and makes none of that name until
+then: milliseconds later. A disk on which nothing can be made costs an attempt this much longer."""
+
+DELETION_LOOK_S = 0.05
+"""Between two attempts to make a stream."""
+
 STUCK_S = 20.0
 """A stream that has not taken the same row for this time, while the server answers, is rebuilt. nats-server (2.12 to
 2.15) stores nothing in a stream of which one write has failed, also once the disk has room again: it does not answer
@@ -233,13 +243,24 @@ class Relay:
             info = await self._bus.jetstream.stream_info(STREAM)
         except nats.js.errors.NotFoundError:
             logger.info("stream %s does not exist: building it from the log", STREAM)
-            return await self._bus.jetstream.add_stream(config)
+            return await self._built(config)
         present = info.config.num_replicas or 1
         if present >= self._replicas:
             # Fewer are never made: a service with another setting would only add them again.
             return info
         logger.info("stream %s is kept on %d servers, and on %d from now on", STREAM, present, self._replicas)
         return await self._bus.jetstream.update_stream(info.config.evolve(num_replicas=self._replicas))
+
+    async def _built(self, config: StreamConfig) -> StreamInfo:
+        """Make the stream."""
+        until_s = time.monotonic() + DELETED_WITHIN_S
+        while True:
+            try:
+                return await self._bus.jetstream.add_stream(config)
+            except nats.js.errors.ServerError as err:
+                if err.err_code != _NO_STORE or time.monotonic() > until_s:
+                    raise
+            await asyncio.sleep(DELETION_LOOK_S)
 
     async def _send(self, sequence: int) -> int:
         """Publish every row after ``sequence``; return the stream's last sequence.

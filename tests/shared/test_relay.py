@@ -12,7 +12,7 @@ import nats.errors
 import nats.js.errors
 import pytest
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, Header, RawStreamMsg, StreamConfig
+from nats.js.api import DiscardPolicy, Header, RawStreamMsg, StreamConfig, StreamInfo
 
 from shared.bus import Bus
 from shared.errors import Unavailable
@@ -430,6 +430,37 @@ async def test_the_stream_of_a_cut_log_begins_behind_its_base(bus: Bus, tmp_path
         assert (state.messages, state.last_seq) == (0, 10)
         assert await relay.run(log.append_rows([node_joined(11)])) == 11
         await assert_begins_at(11, bus, log)
+
+
+async def test_a_stream_whose_files_are_still_being_deleted_is_built_once_they_are_gone(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file in the place of its folder has the server refuse the stream, as the rest of a deleted one does."""
+    with closing(EventLog(f"sqlite:///{tmp_path / 'log.db'}")) as log:
+        log.append([node_joined(1)])
+        relay = Relay(log, bus)
+        assert await relay.run() == 1
+        (place,) = (tmp_path / "nats").rglob(f"streams/{STREAM}")
+        await bus.jetstream.delete_stream(STREAM)
+        async with asyncio.timeout(20):
+            while place.exists():  # noqa: ASYNC110 - another process removes it
+                await asyncio.sleep(0.01)
+        place.touch()
+        add_stream, tries = JetStreamContext.add_stream, asyncio.Semaphore(0)
+
+        async def counted(context: JetStreamContext, config: StreamConfig) -> StreamInfo:
+            try:
+                return await add_stream(context, config)
+            finally:
+                tries.release()
+
+        monkeypatch.setattr(JetStreamContext, "add_stream", counted)
+        running = asyncio.create_task(relay.run())
+        async with asyncio.timeout(20):
+            await tries.acquire()
+        assert not running.done()
+        place.unlink(missing_ok=True)  # the server itself may have removed it
+        assert await running == 1
 
 
 async def assert_begins_at(first: int, bus: Bus, log: EventLog) -> None:
