@@ -112,4 +112,4 @@ def test_a_task_without_progress_waits_for_its_operator(client: Client, corpus: 
     check_result(client, name, spec, tmp_path / "reference")
     assert of(client, "task.failed", name) == []
     restored = [moved for moved in of(client, "state.moved", name) if moved["phase"] == "restored"]
-    assert set(restored[-1]["sources"].values()) <= {"memory", "take"}, "its copies in memory stay"
+    assert set(restored[-1]["sources"].values()) <= {"memory", "peer-memory", "take"}, "its copies in memory stay"
