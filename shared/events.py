@@ -61,8 +61,6 @@ class ClusterConfigured(ClusterEvent):
     policy that decides in a simulated history; empty: Unicron's own, as in every log of a running system.
     ``memory_copies``: whether plans count on snapshots in memory where replicas span workers. ``prices``: of a
     worker-hour by kind, in place of ``price_per_worker_hour``. ``value_per_eflop``: of 1e18 FLOP; 0: nothing is priced.
-
-    Version 2 has no ``rollouts``, ``repair_prior_s`` and ``spare_nodes_max`` (docs/decisions, 0018).
     """
 
     type: Literal["cluster.configured"] = "cluster.configured"

@@ -10,6 +10,7 @@ import functools
 import os
 import posixpath
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import IO, Any
 
 import fsspec
@@ -98,7 +99,7 @@ def write_aside(path: str, filling: Callable[[IO[bytes]], None]) -> None:
     except BaseException:
         delete(partial)
         raise
-    _sync_folder(os.path.dirname(path))
+    sync(os.path.dirname(path))
 
 
 def fill(file: IO[bytes], content: bytes) -> None:
@@ -106,7 +107,12 @@ def fill(file: IO[bytes], content: bytes) -> None:
     file.write(content)
 
 
-def _sync_folder(path: str) -> None:
+def sync(path: str | Path) -> None:
+    """Have the kernel write a local file, or the names of the files in a folder, to the disk.
+
+    Raises:
+        OSError: it cannot.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from unicron.trainer.whole_files import make_file
+from unicron.checkpoint import storage
 
 DEFAULT_BYTES = 1_000_000
 """Size of the corpus. Chosen: some 8,000 samples of 128 bytes, so that a demo repeats the corpus only a few times."""
@@ -59,7 +59,7 @@ def generate(seed: int = 1234, size_bytes: int = DEFAULT_BYTES) -> str:
 def write(path: str | Path, seed: int = 1234, size_bytes: int = DEFAULT_BYTES) -> Path:
     """Write a corpus to a file and return the file's path; missing folders are made."""
     target = Path(path)
-    make_file(target, generate(seed, size_bytes).encode("ascii"))
+    storage.write_whole(str(target.absolute()), generate(seed, size_bytes).encode("ascii"))
     return target
 
 

@@ -15,6 +15,8 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from unicron.checkpoint import storage
+
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
@@ -46,29 +48,12 @@ def make_folder(folder: Path, make: Callable[[Path], object]) -> None:
     try:
         make(beside)
         for path in (*beside.iterdir(), beside):
-            sync(path)
+            storage.sync(path)
         with contextlib.suppress(FileExistsError):
             _rename(beside, folder)
-        sync(folder.parent)
+        storage.sync(folder.parent)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-
-
-def make_file(path: Path, content: bytes) -> None:
-    """Write a file in place of the one of its name; its folder is made if missing.
-
-    Raises:
-        OSError: it cannot be written; the earlier file stays.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
-    try:
-        beside.write_bytes(content)
-        sync(beside)
-        beside.replace(path)
-        sync(path.parent)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _rename(source: Path, target: Path) -> None:
@@ -79,16 +64,3 @@ def _rename(source: Path, target: Path) -> None:
         if target.is_dir():
             raise FileExistsError(target) from None
         raise
-
-
-def sync(path: Path) -> None:
-    """Have the kernel write a file, or the entries of a folder, to the disk.
-
-    Raises:
-        OSError: it cannot.
-    """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
