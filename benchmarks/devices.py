@@ -7,7 +7,7 @@ they talk over loopback sockets. So this shows how NCCL behaves at a fault, and 
 
     courses    the courses of tests/unicron/test_gpu.py: a fault in a step, on 2 to 4 ranks; the most telling first.
                What was not reached within its time is printed as not run
-    stack      three ranks under the whole system: kill, exception, hangs, a lost node; then the parameters, compared
+    stack      four ranks under the whole system: kill, exception, hangs, a lost node; then the parameters, compared
                with those of a run without a fault, and ten kills in a row. Bound: the interrupted step is done within
                0.6 s and a step after detection, survivors keep their processes, nothing is computed again, each fault
                is one incident. Beside it what bare communicators cost (benchmarks/devices_communicators.py): beyond
@@ -58,7 +58,7 @@ MOST_RANKS = 4
 LAST_CHARACTERS = 20_000
 """Of pytest's output, where a course has failed."""
 
-RANKS = 3
+RANKS = 4
 FAULTS = ("kill", "exception", "hang=stop", "hang=sleep", "hang=collective")
 KILLS_IN_STACK, KILLS = 10, 30
 STACK_STEPS = 1000
@@ -211,9 +211,9 @@ async def stack_part(report: Report, entries: Sequence[str], kills: int, faults:
             if not faults:
                 return
             faulty = await client.until_ended("faulty", 4 * HEAL_S)
-            await client.submit(spec("plain", corpus, workers=1, steps=steps, bf16=bf16))
+            await client.submit(spec("plain", corpus, workers=RANKS, steps=steps, bf16=bf16))
             plain = await client.until_ended("plain", 4 * HEAL_S)
-            paths = [Path(task["result"]["parameters"]) for task in (faulty, plain)]
+            paths = [Path(task["result"]["parameters_path"]) for task in (faulty, plain)]
             difference = await asyncio.to_thread(largest_difference, *paths)
             report.equal("parameters of a run with faults: largest difference", difference, 0.0)
 

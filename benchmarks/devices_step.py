@@ -3,22 +3,30 @@
     .venv/bin/python -m benchmarks.devices_step [--seconds 60] [--layers 24 --hidden 1024 ...]
 
 Both train the same GPT, each with a model and an optimizer of its own. Each pair of steps is timed in the other order.
+Then copies in memory are taken, one at a time, beside steps without one: what a copy costs, divided by the interval at
+which it is taken by default, is what copies cost a step.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from benchmarks.intervals import median_interval
 from benchmarks.report import Report
+from unicron import environment
+from unicron.snapshot.interval import best_exponent, loss_mtbf_s
+from unicron.snapshot.snapshots import Snapshots
 
 SECONDS = 60.0
 """Of pairs. A step takes 0.7 s on an H200: 40 pairs."""
@@ -31,13 +39,23 @@ WIDTH = 0.02
 
 WARM_UP = 2
 
+COPIES = 7
+"""Copies in memory. Each takes some steps of 0.7 s."""
+
+COPIES_RATIO = 1.01
+"""Required of a step with copies in memory by default, beside one without."""
+
+SHARED_MEMORY = Path("/dev/shm")
+
 
 def measure(report: Report, *arguments: str, seconds: float = SECONDS) -> None:
     """Run the measurement in a process of its own, and report it with its bounds."""
     command = [sys.executable, "-m", "benchmarks.devices_step", "--seconds", str(seconds), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as folder:
+        place = {environment.MEMORY: folder, environment.NODE: "n0", environment.DOMAIN: "n0"}
+        done = subprocess.run(command, env=os.environ | place, stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
-    ratios = found.pop("ratios")
+    ratios, copies = found.pop("ratios"), found.pop("copies")
     median, low, high = median_interval(ratios)
     report.line("step", **found, pairs=len(ratios), interval=[round(low, 4), round(high, 4)])
     if high - low > WIDTH and not low <= median <= high < RATIO:
@@ -48,6 +66,8 @@ def measure(report: Report, *arguments: str, seconds: float = SECONDS) -> None:
         report.at_most("a step beside stock Megatron's", round(median, 4), RATIO)
     if found["memory_ratio"] is not None:
         report.at_most("memory beside stock Megatron's", found["memory_ratio"], MEMORY_RATIO)
+    report.at_most("a step with copies in memory by default beside one without", copies.pop("ratio"), COPIES_RATIO,
+                   **copies)  # fmt: skip
 
 
 def build(sizes: argparse.Namespace, tensor: int, pipeline: int) -> tuple[Any, Any]:
@@ -147,10 +167,13 @@ def time_pairs(sizes: argparse.Namespace) -> dict[str, Any]:
     cuda = torch.cuda.is_available()
     loop = Loop(sizes)
     run = unicron.attach(
-        steps=10**6, micro_batches=sizes.micro_batches, build=partial(build, sizes), checkpoint_every=0
-    )
+        steps=10**6, micro_batches=sizes.micro_batches, build=partial(build, sizes), checkpoint_every=0,
+        memory_every="auto",
+    )  # fmt: skip
+    snapshots = run._training.snapshots
     steps = run.steps()
     step = next(steps)
+    snapshots.every = 0  # the generation that is joined by now has places for copies
 
     def ours() -> float:
         nonlocal step
@@ -196,6 +219,44 @@ def time_pairs(sizes: argparse.Namespace) -> dict[str, Any]:
         "spread": {way: [round(min(found), 4), round(max(found), 4)] for way, found in times.items()},
         "ratios": [ours_s / stock_s for ours_s, stock_s in zip(times["ours"], times["stock"], strict=True)],
         "memory_ratio": round(ours_bytes / stock_bytes, 4) if cuda else None,
+        "copies": time_copies(snapshots, ours, sizes.copies),
+    }
+
+
+def time_copies(snapshots: Snapshots, step: Callable[[], float], copies: int) -> dict[str, Any]:
+    """Take copies in memory, one at a time; return what one costs, and the ratio of times at the interval by default.
+
+    Args:
+        snapshots: of the run.
+        step: does a step and begins the next one: at that boundary a copy begins.
+        copies: how many. The first one is not counted: its memory is made.
+    """
+    costs_s, counts, plain_s = [], [], []
+    for _ in range(copies):
+        before, snapshots.every = snapshots.stored, 1
+        step()
+        snapshots.every = 0
+        copying_s = []
+        while snapshots.stored == before:
+            copying_s.append(_timed(step))
+        plain_s += [_timed(step) for _ in copying_s]
+        costs_s.append(sum(copying_s))
+        counts.append(len(copying_s))
+    step_s = statistics.median(plain_s)
+    cost_s = statistics.median(total_s - count * step_s for total_s, count in zip(costs_s[1:], counts[1:], strict=True))
+    exponent = best_exponent(
+        cost_s=max(cost_s, 0.0),
+        step_s=step_s,
+        mtbf_s=loss_mtbf_s(environment.number(environment.MTBF_NODE_S), 1, replicated=False),
+        checkpoint_every=0,
+        replicated=False,
+    )
+    return {
+        "ratio": round(1.0 + cost_s / (2**exponent * step_s), 4),
+        "interval_steps": 2**exponent,
+        "cost_s": round(cost_s, 4),
+        "steps_of_a_copy": counts,
+        "ratio_at_each_step": round(1.0 + cost_s / step_s, 4),
     }
 
 
@@ -217,7 +278,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS)
     for name, default in (
         ("layers", 24), ("hidden", 1024), ("heads", 16), ("sequence", 1024), ("vocabulary", 50304),
-        ("samples", 4), ("micro-batches", 8),
+        ("samples", 4), ("micro-batches", 8), ("copies", COPIES),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     print(json.dumps(time_pairs(parser.parse_args())), flush=True)
