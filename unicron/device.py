@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 
@@ -46,12 +48,23 @@ def pin(memory: torch.Tensor) -> bool:
     """Lock a host buffer in memory, so that the CUDA device reads and writes it without the processor.
 
     Returns:
-        Whether that succeeded; if not, copies go through a buffer of the driver and are slower.
+        Whether that succeeded; if not (a file on a disk, say, cannot be locked), copies go through a buffer of the
+        driver and are slower.
     """
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    return int(runtime.cudaHostRegister(memory.data_ptr(), memory.numel() * memory.element_size(), 0)) == 0
+    if int(runtime.cudaHostRegister(memory.data_ptr(), memory.numel() * memory.element_size(), 0)) == 0:
+        return True
+    # CUDA keeps the error for whoever asks next, and torch asks after each kernel that it launches. Torch clears it as
+    # it raises it, and has no other call that does.
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=current())
+    return False
 
 
 def unpin(memory: torch.Tensor) -> None:
-    """Undo ``pin``; to be called before the buffer is freed."""
+    """Undo ``pin``; to be called before the buffer is freed.
+
+    This waits for all that is under way on the device, and so for a collective that a lost peer never enters: first
+    abort what may be broken.
+    """
     torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]

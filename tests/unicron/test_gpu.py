@@ -104,6 +104,17 @@ def test_a_pinned_buffer_is_copied_to_without_the_processor() -> None:
         device.unpin(memory)
 
 
+def test_memory_that_cannot_be_pinned_leaves_no_error_behind(tmp_path: Path) -> None:
+    """A file on a disk, for instance. Torch looks for errors after each kernel, whoever has made them."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1 << 20))
+    memory = torch.from_file(str(path), shared=True, size=1 << 20, dtype=torch.uint8)
+    if device.pin(memory):
+        device.unpin(memory)
+        pytest.skip("this file system's memory can be pinned")
+    assert float(torch.ones(1, device=device.current()).sum()) == 1.0
+
+
 @several
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("course", COURSES, ids=str)
