@@ -61,6 +61,9 @@ class Host(Protocol):
     def show_writing(self) -> None:
         """Report that this rank writes, or waits until it can."""
 
+    def meet(self) -> None:
+        """Wait for all ranks: the process that goes on from here may end."""
+
 
 def save_and_stop(host: Host) -> None:
     """Write the checkpoint that a stop leaves behind, and stop, also without it if steps may be lost; else return."""
@@ -68,6 +71,7 @@ def save_and_stop(host: Host) -> None:
     location, reason = host.save()
     link, step = host.link, host.rank_state.applied
     if not reason or host.request == STOP_UNSAVED:
+        host.meet()
         link.send(Stopped(generation=link.generation, rank=link.rank, step=step, path="" if reason else location))
         link.exit(0)
     host.request = NOTHING

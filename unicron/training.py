@@ -11,8 +11,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
 
-import torch.distributed as dist
-
 from unicron import end_of_step
 from unicron.applied_step import AppliedStep
 from unicron.checkpoint import outcomes, target
@@ -25,7 +23,7 @@ from unicron.gradients.precision import Precision
 from unicron.join import own_identity, user_state
 from unicron.join.joining import Build, Joiner, JoinResult, own_share
 from unicron.join.member_checks import MemberChecks
-from unicron.link import reporting, script_end, torchrun
+from unicron.link import end_of_task, reporting, torchrun
 from unicron.link.agent_link import DRAIN, NOTHING, STOP, AgentLink
 from unicron.protocol import Configure
 from unicron.snapshot.snapshots import Snapshots
@@ -238,7 +236,6 @@ class Training:
     def _join(self) -> None:
         step = self._applied() + 1
         self.link.progress(step, "setup")
-        self.snapshots.leave()
         try:
             self._joined = self._joiner.join(
                 self.configure,
@@ -348,6 +345,10 @@ class Training:
         """Report that this rank writes, or waits until it can."""
         self.link.progress(self.rank_state.applied, "checkpoint")
 
+    def meet(self) -> None:
+        """Wait for all ranks: the process that goes on from here may end."""
+        end_of_task.meet(self._joiner.store, self.configure.world_size, self.link.check)
+
     def _finish(self) -> None:
         """Write the result and report that the task is finished, or that its script goes on behind the last step."""
         self.show_writing()
@@ -356,9 +357,9 @@ class Training:
         finished = Finishing(self, can_save=not self._writer.unusable).until_written()
         if finished is None:
             return
-        dist.barrier()
+        self.meet()
         if self.runs_script:
-            script_end.begin(self.link, finished, self._joiner.store, self.configure.world_size)
+            end_of_task.begin(self.link, finished, self._joiner.store, self.configure.world_size)
         else:
             self.link.send(finished)
 

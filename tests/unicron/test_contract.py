@@ -251,6 +251,34 @@ def test_who_asks_whether_a_collective_has_ended_may_find_an_error(tmp_path: Pat
     assert run(asks_for_the_error, 2, tmp_path, SOCKETS | QUIET) == [ENDED, KILLED]
 
 
+def issues_behind_a_death(rank: Rank) -> None:
+    dist.barrier()
+    if rank.number == 1:
+        killed()
+    dist.all_reduce(torch.ones(1), async_op=True)
+    poll(only_communicator().has_error)
+    with pytest.raises(dist.DistBackendError, match="remote process exited"):
+        dist.all_reduce(torch.ones(1), async_op=True)
+    assert only_communicator().pending()
+
+
+def test_what_is_issued_behind_a_peers_death_fails_and_what_was_issued_before_hangs(tmp_path: Path) -> None:
+    assert run(issues_behind_a_death, 2, tmp_path, SOCKETS | QUIET) == [ENDED, KILLED]
+
+
+def ends_behind_a_barrier(rank: Rank) -> None:
+    work: Any = dist.barrier(async_op=True)
+    if rank.number == 0:
+        work.wait()
+        killed()
+    poll(lambda: is_broken(only_communicator()))
+    assert not work.is_completed()
+
+
+def test_the_last_part_of_a_barrier_is_lost_with_the_process(tmp_path: Path) -> None:
+    assert run(ends_behind_a_barrier, 2, tmp_path, SILENT | QUIET | {settings.LEAVES_S: "5"}) == [KILLED, ENDED]
+
+
 def asks_during_an_abort(rank: Rank) -> None:
     dist.barrier()
     if rank.number == 1:

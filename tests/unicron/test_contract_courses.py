@@ -58,7 +58,11 @@ LIVES_S = 30 * SCALE
 """How long a survivor lives at least, of three heartbeats of torch's monitor."""
 STUCK = {"UNICRON_FINISH_FLOOR_S": "3"}
 """How long a spared rank waits for one of its replica that has left: nothing else ends a collective of NCCL then."""
-CONTRACT = BEATS | STUCK | {settings.MAKE_S: "0.02", settings.ABORT_S: "0.3", settings.NOTICE_S: "0.1"}
+CONTRACT = (
+    BEATS
+    | STUCK
+    | {settings.MAKE_S: "0.02", settings.ABORT_S: "0.3", settings.NOTICE_S: "0.1", settings.LEAVES_S: "0.2"}
+)
 
 
 NCCL = "nccl"

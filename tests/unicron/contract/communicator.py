@@ -105,6 +105,12 @@ class Communicator:
             work.settle(Outcome.ENDED)
             self._pending.remove(work)
             self._changed.notify_all()
+        if operation.afterwards is not None:
+            try:
+                operation.afterwards(gloo)
+            except Exception as error:
+                self._break(operation, error)
+                raise _Gone from None
 
     @staticmethod
     def _write(work: ContractWork, operation: Operation, results: Sequence[torch.Tensor] | None = None) -> None:
@@ -140,8 +146,11 @@ class Communicator:
         """Have a collective done once all those before it are.
 
         Raises:
-            DistBackendError: the communicator was aborted (NCCLUtils.cpp, ``NCCLComm::getNcclComm``).
+            DistBackendError: the communicator was aborted (NCCLUtils.cpp, ``NCCLComm::getNcclComm``), or its transport
+                has found a peer dead (nccl: src/enqueue.cc, ``ncclEnqueueCheck``, which asks ``ncclCommEnsureReady``).
         """
+        if self.has_error():
+            raise dist.DistBackendError(f"NCCL error: remote process exited or there was a network error: {self!r}")
         with self._changed:
             if self._state is not State.OPEN:
                 raise dist.DistBackendError(f"NCCL communicator was aborted: {self!r}")

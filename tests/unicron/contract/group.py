@@ -30,6 +30,7 @@ from tests.unicron.contract.operations import (
     broadcast,
     coalesced,
     gather,
+    meeting,
     receive,
     reduce,
     reduce_scatter,
@@ -274,7 +275,7 @@ class ContractGroup(_ProcessGroup):  # type: ignore[misc]
             for one in self._communicators.values():
                 if one.is_open:
                     works = one.pending()
-                    works += [one.issue(barrier())] if self._process.settings.destroy_meets else []
+                    works += [one.issue(meeting())] if self._process.settings.destroy_meets else []
                     one.wait_for(works)
             self.watchdog.stop()
             self.watchdog.join()
@@ -386,7 +387,7 @@ class ContractGroup(_ProcessGroup):  # type: ignore[misc]
         return self._issue(scatter(_one(outputs), inputs[0] if inputs else [], opts.rootRank, self._rank))
 
     def barrier(self, opts: Options = None) -> Any:
-        return self._issue(barrier())
+        return self._issue(barrier(self._process.settings.leaves_s))
 
     def monitored_barrier(self, *arguments: Any, **options: Any) -> Any:
         raise RuntimeError("ProcessGroupNCCL has no monitored_barrier")

@@ -5,6 +5,7 @@ Sums are added up in the order of ranks, where gloo does not do it: a failure-fr
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -157,14 +158,40 @@ def scatter(output: torch.Tensor, inputs: Tensors, root: int, rank: int) -> Oper
     return Operation("scatter", SCATTER, inputs if rank == root else [], [output], perform)
 
 
-def barrier() -> Operation:
-    """ProcessGroupNCCL.cpp, ``barrier``: an all-reduce of one number."""
+def meeting() -> Operation:
+    """What ends once all ranks have come."""
 
     def perform(gloo: Any, copies: list[torch.Tensor]) -> list[torch.Tensor]:
         _all_reduce(gloo, torch.zeros(1), dist.ReduceOp.SUM)
         return []
 
     return Operation("barrier", BARRIER, [], [], perform)
+
+
+def barrier(leaves_s: float) -> Operation:
+    """ProcessGroupNCCL.cpp, ``barrier``: an all-reduce of one number.
+
+    It ends on rank 0 first. What the others wait for is still in its process then, and is lost if the process ends
+    (nccl: src/transport/net.cc, ``sendProxyProgress``; seen on a device: docs/measured-gpu.md). The same holds of the
+    last part of any collective; it is barriers that programs end behind.
+
+    Args:
+        leaves_s: how long that takes to leave.
+    """
+
+    def perform(gloo: Any, copies: list[torch.Tensor]) -> list[torch.Tensor]:
+        _all_reduce(gloo, torch.zeros(1), dist.ReduceOp.SUM)
+        if gloo.rank() > 0:
+            _wait(gloo.recv([torch.zeros(1)], 0, 0))
+        return []
+
+    def send_the_rest(gloo: Any) -> None:
+        if gloo.rank() == 0:
+            time.sleep(leaves_s)
+            for peer in range(1, gloo.size()):
+                _wait(gloo.send([torch.zeros(1)], peer, 0))
+
+    return Operation("barrier", BARRIER, [], [], perform, afterwards=send_the_rest) if leaves_s else meeting()
 
 
 def send(tensor: torch.Tensor, peer: int) -> Operation:

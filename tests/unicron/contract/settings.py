@@ -18,6 +18,7 @@ TIME_SCALE = "UNICRON_TEST_CONTRACT_TIME_SCALE"
 SEED = "UNICRON_TEST_CONTRACT_SEED"
 LAG_S = "UNICRON_TEST_CONTRACT_LAG_S"
 AHEAD = "UNICRON_TEST_CONTRACT_AHEAD"
+LEAVES_S = "UNICRON_TEST_CONTRACT_LEAVES_S"
 DESTROY_MEETS = "UNICRON_TEST_CONTRACT_DESTROY_MEETS"
 """The attributes of ``Settings`` with these names."""
 
@@ -31,8 +32,9 @@ class Settings:
     """What a rank's environment says; the defaults are those of the tests."""
 
     mode: Mode = "sockets"
-    """How a peer's death shows: ``sockets`` (NCCL's transport over a network: its watchdog notices, late) or ``silent``
-    (NVLink and shared memory: nothing shows). In neither does a dead peer raise an error in the training thread."""
+    """How a peer's death shows: ``sockets`` (NCCL's transport over a network: its watchdog notices, late, and what is
+    issued from then on fails) or ``silent`` (NVLink and shared memory: nothing shows). In neither does a collective
+    that waits for the peer end."""
     make_s: float = 0.05
     """How long the making of a communicator takes, give or take a half, once all ranks are there. On a device: some
     tenths of a second."""
@@ -52,6 +54,9 @@ class Settings:
     """A file. While it is there the device stands still, as where a collective waits for a peer that does not come: the
     host goes on behind what it waits for, which only an abort ends from then on (``tests.unicron.contract.stream``).
     Whoever makes the file sees to it that the abort comes. Empty: there is none."""
+    leaves_s: float = 0.0
+    """How long the last of what a rank sends in a barrier is on its way. On a device: microseconds; where the rank's
+    process is to end meanwhile, longer."""
     destroy_meets: bool = False
     """Whether the destroying of a communicator that was not aborted waits for all its ranks to do the same: NCCL from
     2.31.2 on, for the ranks of a node (``commDestroySync``)."""
@@ -77,6 +82,7 @@ class Settings:
             seed=int(variables.get(SEED, cls.seed)),
             lag_s=float(variables.get(LAG_S, cls.lag_s)),
             ahead=variables.get(AHEAD, cls.ahead),
+            leaves_s=float(variables.get(LEAVES_S, cls.leaves_s)),
             destroy_meets=variables.get(DESTROY_MEETS, "") == "1",
         )
 

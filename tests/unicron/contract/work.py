@@ -42,6 +42,8 @@ class Operation:
     perform: Perform
     peer: int = -1
     """Of a send or receive: the other rank."""
+    afterwards: Callable[[Any], None] | None = None
+    """What gloo has to do behind its end on this rank, so that it ends on the others."""
 
 
 class Outcome(enum.Enum):

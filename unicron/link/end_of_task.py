@@ -1,12 +1,17 @@
-"""The end of a user's script, behind the last step: its process is left to finish, and that is the task's end.
+"""The end of a task: all ranks meet behind the last step, and a user's script is left to finish.
 
-The result is written by then. Each rank reports so, and runs the rest of its script. Rank 0 waits at its end for the
-ends of all others, which they note in the generation's store: process groups the script may have destroyed.
+The ranks meet through the generation's store and not in a collective. A collective of NCCL has ended for a rank while
+the last of what it sends is still in the process's memory (nccl: src/transport/net.cc, ``sendProxyProgress``): if the
+process ends then, its peers wait for ever. The store is a process of its own.
+
+Where there is a script, each rank reports that the last step is done, and runs the rest of it. Rank 0 waits at its end
+for the ends of all others, which they note in the store: process groups the script may have destroyed.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +21,28 @@ from unicron.link.agent_link import AgentLink
 from unicron.protocol import Finished
 
 LOOK_S = 0.1
-"""How often rank 0 looks whether the others have ended: soon beside the seconds that the end of a task takes."""
+"""How often a rank looks whether the others have come, or ended: soon beside the seconds that a task's end takes."""
+
+ARRIVED, ALL_ARRIVED = "finished", "finished/all"
+"""Keys in the generation's store: how many ranks have come to the end of the task, and whether all have."""
+
+
+def meet(store: dist.Store, world_size: int, check: Callable[[], None]) -> None:
+    """Wait until all ranks have come here.
+
+    Args:
+        store: of the generation.
+        world_size: of the generation.
+        check: raises an error if this rank is to wait no longer.
+
+    Raises:
+        RuntimeError: the store does not answer.
+    """
+    if store.add(ARRIVED, 1) == world_size:
+        store.set(ALL_ARRIVED, "1")
+    while not store.check([ALL_ARRIVED]):
+        check()
+        time.sleep(LOOK_S)
 
 
 def begin(link: AgentLink, finished: Finished, store: dist.Store, world_size: int) -> None:
