@@ -231,6 +231,8 @@ class Joiner:
         link.set_break_method(BreakMethod())
         groups.leave(link.abandoned)
         link.abandoned = []
+        # Behind the aborts: to give memory back that the device reads waits for all collectives that are under way.
+        self._snapshots.leave()
         store = groups.make(configure, link, interleave=self._interleave)
         link.progress(self._next_step(), "setup", setup_parts=1)
         roles = groups_by_role()

@@ -15,6 +15,7 @@ from tests.unicron.contract import communicator, hiding, stream
 from tests.unicron.contract.group import NAME, ContractGroup, Process
 from tests.unicron.contract.settings import Settings
 from unicron import backend
+from unicron.snapshot.taker import SnapshotTaker
 
 _CPU = torch.device("cpu")
 
@@ -87,7 +88,20 @@ def install(settings: Settings) -> Contract:
     distributed.batch_isend_irecv = partial(_batch_isend_irecv, dist.batch_isend_irecv)
     it = Contract(process)
     backend.use(it)
+    _release_behind_the_device(it)
     return it
+
+
+def _release_behind_the_device(contract: Contract) -> None:
+    """Have the release of copies' memory wait for the device: where that is pinned, ``cudaHostUnregister`` does."""
+    taker: Any = SnapshotTaker
+    release = taker.release
+
+    def wait_and_release(self: SnapshotTaker) -> None:
+        contract.synchronize()
+        release(self)
+
+    taker.release = wait_and_release
 
 
 def install_if_asked() -> None:
