@@ -1,14 +1,14 @@
 """What all models share: their base class, the canonical JSON of values, and the type of a clock.
 
-Events, plans, commands and signals are ``Model``s; states and views, which folds change, are ``Value``s.
+Events, plans, commands, signals, states and views are ``Model``s.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any, Self, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -24,40 +24,6 @@ class Model(BaseModel):
     """A pydantic model that is immutable and refuses unknown fields and non-finite numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-M = TypeVar("M", bound=BaseModel)
-
-_new, _set = object.__new__, object.__setattr__
-
-
-def made(kind: type[M], values: dict[str, Any], given: set[str]) -> M:
-    """Return a model with these values, which are not checked: ``model_construct`` in a third of its time.
-
-    The attributes are those that ``pydantic.BaseModel`` documents.
-
-    Args:
-        kind: the class; without private attributes.
-        values: of all fields. The model keeps the dictionary.
-        given: names of the fields that count as given. Models may share the set: nothing changes it.
-    """
-    model = _new(kind)
-    _set(model, "__dict__", values)
-    _set(model, "__pydantic_fields_set__", given)
-    _set(model, "__pydantic_extra__", None)
-    _set(model, "__pydantic_private__", None)
-    return model
-
-
-class Value(Model):
-    """A model of which many changed copies are made."""
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with some fields changed; unlike pydantic's, without a copy of the set of given fields."""
-        if deep:
-            return super().model_copy(update=update, deep=True)
-        values = {**self.__dict__, **update} if update else self.__dict__.copy()
-        return made(type(self), values, self.__pydantic_fields_set__)
 
 
 def utc_now() -> datetime:

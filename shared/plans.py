@@ -9,11 +9,11 @@ import hashlib
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from shared.model import Model, canonical_json, made
+from shared.model import Model, canonical_json
 from shared.worker_runs import full_members, full_workers
 
 Workers = Annotated[list[str], BeforeValidator(full_workers)]
@@ -285,22 +285,6 @@ class Member(Model):
     source: Literal["live", "take", "checkpoint", "initial"]
 
 
-_MEMBER_FIELDS = set(Member.model_fields)
-_SOURCES: tuple[str, ...] = get_args(Member.model_fields["source"].annotation)
-
-
-def _full_members(value: Any) -> Any:
-    """Return the members that ``short_members`` has written; any other value as it is.
-
-    Their ranks, workers and nodes have the right types by construction, so only the source is checked: a plan of a
-    large cluster has thousands of members. A wrong source stays a dictionary, which is refused.
-    """
-    members = full_members(value)
-    if members is value:
-        return value
-    return [made(Member, member, _MEMBER_FIELDS) if member["source"] in _SOURCES else member for member in members]
-
-
 class Stage(Model):
     """One generation of a task: its members, and how it starts.
 
@@ -320,7 +304,7 @@ class Stage(Model):
     kind: Literal["interrupted", "boundary"]
     generation: int
     layout: Layout
-    members: Annotated[list[Member], BeforeValidator(_full_members)]
+    members: Annotated[list[Member], BeforeValidator(full_members)]
     checkpoint: str = ""
     complete: bool = True
     shares: list[int] = Field(default_factory=list, exclude_if=_is_unset)

@@ -9,13 +9,10 @@ from datetime import datetime
 from shared.events import Event, Recorded, derived_id
 from shared.log.chain import FIRST_HASH
 from shared.log.log import EventLog
-from shared.model import made
 
 _BATCH = 512
 """Events that are appended in one transaction: its cost is spread over as many, and a plan of a large cluster, the
 longest event, has about a hundred kilobytes."""
-
-_FIELDS = set(Recorded.model_fields)
 
 
 class Recorder:
@@ -52,18 +49,14 @@ class Recorder:
         self._number += 1
         stream = event.stream
         self._versions[stream] += 1
-        record = made(
-            Recorded,
-            {
-                "position": self._number,
-                "stream": stream,
-                "stream_version": self._versions[stream],
-                "recorded_at": at,
-                "event": event,
-                "previous_hash": FIRST_HASH,
-                "hash": FIRST_HASH,
-            },
-            _FIELDS,
+        record = Recorded(
+            position=self._number,
+            stream=stream,
+            stream_version=self._versions[stream],
+            recorded_at=at,
+            event=event,
+            previous_hash=FIRST_HASH,
+            hash=FIRST_HASH,
         )
         if self._log is not None:
             self._keep(event, at)

@@ -19,7 +19,7 @@ from services.api.task_parts import RateSample as RateSample
 from services.api.task_parts import Result as Result
 from services.api.task_parts import StopRefusal as StopRefusal
 from shared.events import Observation
-from shared.model import Model, Value
+from shared.model import Model
 from shared.plans import Layout, Member, Response, Stage, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from shared.tasks import TaskSpec, TaskState
@@ -31,7 +31,7 @@ SHORTEST_STEP_S = 1e-6
 """Step times below this are ignored: a step is at least some kernel launches, and the rates would overflow a float."""
 
 
-class TaskView(Value):
+class TaskView(Model):
     """A task.
 
     ``position``: of its latest submission in the log. ``version``: of its stream, for expected-version appends.
@@ -132,7 +132,7 @@ class TaskView(Value):
         return self.earlier_weighted_flop + weights * self.update_flop
 
 
-class IncidentView(Value):
+class IncidentView(Model):
     """A fault and what followed. ``plans``: those that answered it, in order.
 
     ``tasks``: those that it hit (``task`` alone, or all on a lost or isolated node), and those that the plans changed.
@@ -200,7 +200,7 @@ class Milestone(Model):
     detail: str = ""
 
 
-class Impact(Value):
+class Impact(Model):
     """What one plan did to one task: workers and times, from which costs are derived.
 
     ``before``, ``after``: workers that the task had and is to have. ``faulted``: the fault interrupted a step of this
@@ -234,7 +234,7 @@ class Impact(Value):
     start_s: float = 0.0
 
 
-class PlanView(Value):
+class PlanView(Model):
     """A plan. The event itself, with the problem and the alternatives, stays in the log at ``position``.
 
     ``incidents``: those that the plan answers, its own and the open ones of the plans that it supersedes.
@@ -285,7 +285,7 @@ class NodeState(StrEnum):
     """Its agent was asked to end."""
 
 
-class NodeView(Value):
+class NodeView(Model):
     """A node.
 
     ``version``: of its stream, for expected-version appends. ``cordoned``: a user wants no new work on it, whatever its
@@ -334,7 +334,7 @@ class SpanKind(StrEnum):
     """The best plan on all allocated workers would achieve so much."""
 
 
-class SpanView(Value):
+class SpanView(Model):
     """A time in which something holds of a node or a task. ``end``: None while it lasts.
 
     ``workers``: all of the node; or those that the task has lost to the incident. ``hardware``: their kind; the kind
@@ -369,7 +369,7 @@ class SpanView(Value):
     waf: dict[str, float] = Field(default_factory=dict)
 
 
-class ClusterView(Value):
+class ClusterView(Model):
     """Parameters of the cluster from which costs are computed.
 
     ``away``: names of the nodes that are allocated and away. ``healthy``: key of the healthy line's span that lasts.

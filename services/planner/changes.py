@@ -23,14 +23,10 @@ from services.planner.state import State, Task, node_of, without
 from services.planner.task_deals import shares_of
 from services.planner.throughput_tables import layout_of
 from services.planner.usable_nodes import usable_workers
-from shared.model import made
 from shared.plans import Layout, Member, Stage, TaskChange
 
 Source = Literal["live", "take", "checkpoint", "initial"]
 """Where a member has its state from when a stage starts; see ``Member``."""
-
-
-_MEMBER_FIELDS = set(Member.model_fields)
 
 
 def disturbed(task: Task) -> bool:
@@ -273,12 +269,12 @@ def _stage(
 
 @lru_cache(maxsize=1 << 16)
 def _member(rank: int, worker: str, source: Source) -> Member:
-    """Return a member of a stage, without validation: all values come from validated models.
+    """Return a member of a stage.
 
     Remembered, since most members of a task have the same rank in its next stage: four times the workers of 2,048 nodes
     with 8 each.
     """
-    return made(Member, {"rank": rank, "worker": worker, "node": node_of(worker), "source": source}, _MEMBER_FIELDS)
+    return Member(rank=rank, worker=worker, node=node_of(worker), source=source)
 
 
 def _failed(state: State, task: Task, kept: Sequence[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -26,8 +25,6 @@ _ANSWERS = PlanDecided, TaskStopped
 
 ANSWER_TYPES = tuple(str(kind.model_fields["type"].default) for kind in _ANSWERS)
 """Types of the events with which the planner answers."""
-
-_DECIDER = re.compile(r',"decider":([1-9][0-9]{0,8}),"event_id":"')
 
 
 class Answer(NamedTuple):
@@ -167,16 +164,10 @@ def table_defects(log: EventLog) -> list[Defect]:
 def decider_of(data: str) -> int | None:
     """Return the decider of a stored plan; None if the event is none, or none of any decider.
 
-    A plan in canonical JSON need not be parsed for it: no text in it, and no name of a task, can look like the pattern.
-
     Raises:
         TypeError: it is no text.
         ValueError: it is not an event.
     """
-    if len(found := _DECIDER.findall(data)) == data.count('"decider":') == 1 and data.endswith(
-        '"type":"plan.decided"}'
-    ):
-        return int(found[0])
     event = from_json(data)
     if not isinstance(event, dict):
         raise ValueError("not an event")

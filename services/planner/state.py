@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from pydantic import Field
 
 from shared.events import ClusterConfigured
-from shared.model import Value
+from shared.model import Model
 from shared.plans import Layout, LoggedTable, TaskChange
 from shared.settings import Settings
 from shared.state_codec import PairMap, StateCodec, Unlogged
@@ -39,7 +39,7 @@ class HardwareLayout(NamedTuple):
     data: int
 
 
-class Node(Value):
+class Node(Model):
     """A node. ``hardware``: the kind of its workers.
 
     ``usable``: false once the node is lost, isolated or left. ``since``: when ``usable`` changed last. ``reason``: why
@@ -65,7 +65,7 @@ class Node(Value):
         return self.usable and not self.cordoned and not self.draining
 
 
-class Trial(Value):
+class Trial(Model):
     """The time in which a worker that is as fast again is not trusted yet.
 
     ``ends_at``: when it is. ``cause``: id of the event that called it as fast. ``task``, ``generation``: of that event.
@@ -77,7 +77,7 @@ class Trial(Value):
     generation: int
 
 
-class SlowWorker(Value):
+class SlowWorker(Model):
     """A worker that is slow, or was within the time for which that is remembered (``slow_workers.py``).
 
     ``slowdown``: what decisions use; 1.0: it is as fast as its peers. ``began``: when it became slow, the remembered
@@ -89,7 +89,7 @@ class SlowWorker(Value):
     trial: Trial | None = None
 
 
-class Arrangement(Value):
+class Arrangement(Model):
     """One way to use the slow workers, as a question to the solver poses it (``slow_choices.py``).
 
     ``used``: the task that may have each slow worker; empty: none. ``dealt``: tasks whose micro-batches are dealt anew:
@@ -100,7 +100,7 @@ class Arrangement(Value):
     dealt: dict[str, bool] = Field(default_factory=dict)
 
 
-class Wait(Value):
+class Wait(Model):
     """A task's wait for workers, and its turn after that.
 
     ``since``: when the plan that queued the task was made. ``cause``: id of the event from which the id of the next
@@ -114,7 +114,7 @@ class Wait(Value):
     ended_at: datetime | None = None
 
 
-class Task(Value):
+class Task(Model):
     """A task.
 
     Attributes:
@@ -244,7 +244,7 @@ class Corrections(NamedTuple):
     total: int
 
 
-class State(Value):
+class State(Model):
     """The whole cluster.
 
     Attributes:

@@ -20,13 +20,11 @@ from shared.log.base import START, Base
 from shared.log.chain import ChainCheck
 from shared.log.schema import StoredRow
 from shared.log.unreadable import Skipped, known_part, skipped, unreadable
-from shared.model import made
 
 CHUNK = 32
 """Rows that are checked, then parsed, then compared, each step for all of them: so the code of a step stays in the
 processor's caches, and the rows do too. Row by row, ``benchmarks/log.py`` reads and folds a quarter slower."""
 
-_FIELDS = set(Recorded.model_fields)
 
 _TIME_LENGTH = len("2024-01-01T00:00:00.000000+00:00")
 
@@ -110,16 +108,15 @@ def record_of(row: StoredRow, event: Event) -> Recorded:
         ValueError: ``recorded_at`` is no time.
         TypeError: it is no text.
     """
-    values = {
-        "position": row.position,
-        "stream": row.stream,
-        "stream_version": row.stream_version,
-        "recorded_at": datetime.fromisoformat(row.recorded_at),
-        "event": event,
-        "previous_hash": row.previous_hash,
-        "hash": row.hash,
-    }
-    return made(Recorded, values, _FIELDS)
+    return Recorded(
+        position=row.position,
+        stream=row.stream,
+        stream_version=row.stream_version,
+        recorded_at=datetime.fromisoformat(row.recorded_at),
+        event=event,
+        previous_hash=row.previous_hash,
+        hash=row.hash,
+    )
 
 
 def utc_text(moment: datetime) -> str:

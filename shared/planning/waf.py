@@ -5,10 +5,7 @@ The float arithmetic is + - * / and comparisons in a fixed order, so that every 
 
 from __future__ import annotations
 
-from shared.model import made
 from shared.plans import TaskProblem, Term
-
-_TERM_FIELDS = set(Term.model_fields)
 
 
 def waf_flop_per_s(task: TaskProblem, workers: int) -> float:
@@ -50,13 +47,11 @@ def term(task: TaskProblem, workers: int) -> Term:
     rate = waf_flop_per_s(task, workers)
     reward = (rate - workers * task.worker_cost_flop_per_s) * task.running_s
     penalty = _full_flop_per_s(task, task.current) * transition_s(task, workers) if touches(task, workers) else 0.0
-    # Without validation: each plan has one for each task and alternative, and all values come from a validated problem.
-    values = {
-        "name": task.name,
-        "workers": workers,
-        "waf_flop_per_s": rate,
-        "reward": reward,
-        "penalty": penalty,
-        "objective": reward - penalty,
-    }
-    return made(Term, values, _TERM_FIELDS)
+    return Term(
+        name=task.name,
+        workers=workers,
+        waf_flop_per_s=rate,
+        reward=reward,
+        penalty=penalty,
+        objective=reward - penalty,
+    )
