@@ -10,7 +10,6 @@ are read. The plan of a large cluster names thousands of workers, most of them w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -40,13 +39,8 @@ def _run(first: str, last: str) -> str:
     return first if first == last else f"{first}-{last.rpartition('/')[2]}"
 
 
-@lru_cache(maxsize=1 << 16)
 def _following(worker: str) -> str:
-    """Return the worker in the next slot of the same node; empty if a text of runs cannot have this worker.
-
-    Remembered, since the plans of a cluster name the same workers again and again: four times those of 2,048 nodes
-    with 8 workers each.
-    """
+    """Return the worker in the next slot of the same node; empty if a text of runs cannot have this worker."""
     node, _, slot = worker.rpartition("/")
     if not node or "," in node or not slot.isdecimal() or str(int(slot)) != slot:
         return ""

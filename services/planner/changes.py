@@ -14,11 +14,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence, Set
-from functools import lru_cache
 from itertools import count
 from typing import Literal
 
-from services.planner.object_keys import ObjectKey
 from services.planner.state import State, Task, node_of, without
 from services.planner.task_deals import shares_of
 from services.planner.throughput_tables import layout_of
@@ -53,24 +51,17 @@ def current(task: Task) -> list[str]:
     After a fault these are the members of the replicas that have lost nobody. Members of a broken replica have the
     state before that step.
     """
-    return list(_current(ObjectKey(task)))
-
-
-@lru_cache(maxsize=16)
-def _current(task: ObjectKey[Task]) -> tuple[str, ...]:
-    """Return what ``current`` returns: a change of a task asks several times for it."""
-    found = task.value
-    layout, ranks = found.state_layout, found.ranks
-    if layout is None or found.has_trained:
-        return ()
-    there = [worker for worker in found.live_owners if worker in ranks]
-    if disturbed(found):
+    layout, ranks = task.state_layout, task.ranks
+    if layout is None or task.has_trained:
+        return []
+    there = [worker for worker in task.live_owners if worker in ranks]
+    if disturbed(task):
         tensor, data = layout.tensor, layout.data
         replicas = [ranks[worker] // tensor % data for worker in there]
         size = Counter(replicas)
         complete = tensor * layout.pipeline
         there = [worker for worker, replica in zip(there, replicas, strict=True) if size[replica] == complete]
-    return tuple(sorted(there, key=ranks.__getitem__))
+    return sorted(there, key=ranks.__getitem__)
 
 
 def _place(layout: Layout, rank: int) -> tuple[int, int]:
@@ -267,13 +258,7 @@ def _stage(
     )
 
 
-@lru_cache(maxsize=1 << 16)
 def _member(rank: int, worker: str, source: Source) -> Member:
-    """Return a member of a stage.
-
-    Remembered, since most members of a task have the same rank in its next stage: four times the workers of 2,048 nodes
-    with 8 each.
-    """
     return Member(rank=rank, worker=worker, node=node_of(worker), source=source)
 
 

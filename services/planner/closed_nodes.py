@@ -7,19 +7,9 @@ has it, and placement gives it to no other task.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
-
 from services.planner.changes import can_save, keeps_state
-from services.planner.object_keys import ObjectKey
-from services.planner.state import Node, State, Task, node_of
+from services.planner.state import State, Task, node_of
 from services.planner.usable_nodes import closed_nodes
-
-
-@lru_cache(maxsize=16)
-def _draining(nodes: ObjectKey[Mapping[str, Node]]) -> frozenset[str]:
-    """Return the names of the nodes that are being drained; remembered, since every task of a problem asks."""
-    return frozenset(node.name for node in closed_nodes(nodes.value) if node.draining)
 
 
 def closed_workers(state: State) -> set[str]:
@@ -41,12 +31,13 @@ def reserved_workers(state: State, task: Task) -> list[str]:
 
 def is_draining(state: State, worker: str) -> bool:
     """Return whether the worker's node is being drained."""
-    return node_of(worker) in _draining(ObjectKey(state.nodes))
+    node = state.nodes.get(node_of(worker))
+    return node is not None and node.usable and node.draining
 
 
 def draining_members(state: State, task: Task) -> list[str]:
     """Return the task's workers on draining nodes, in rank order."""
-    draining = _draining(ObjectKey(state.nodes))
+    draining = {node.name for node in closed_nodes(state.nodes) if node.draining}
     return [worker for worker in task.members if node_of(worker) in draining] if draining else []
 
 

@@ -6,8 +6,6 @@ times neither changes plans nor invalidates answers of the look-ahead. ``through
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from services.planner.state import Corrections, HardwareLayout, State, Task, mean_of
 from services.planner.throughput import flop_per_step, hardware_of, is_rated, modelled_flop_per_s
 
@@ -56,7 +54,6 @@ def believed_exponent(state: State, task: Task, hardware: str) -> int | None:
     return mean_of(Corrections(number, total))
 
 
-@lru_cache(maxsize=2 * MAX_EXPONENT + 1)
 def correction(exponent: int) -> float:
     """Return 1.1 ** exponent by repeated multiplication. A library's power function may differ between machines."""
     factor = 1.0

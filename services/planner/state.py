@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field
@@ -228,11 +227,7 @@ class Task(Model):
 
 _CODEC = StateCodec(Task)
 
-_READ = 64
-"""Settled tasks that are kept read: those that end at about the same time, of which late events come."""
 
-
-@lru_cache(_READ)
 def _read(text: str) -> Task:
     return _CODEC.load(text.encode())
 

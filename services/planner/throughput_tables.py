@@ -172,9 +172,8 @@ def _sizes(layout: HardwareLayout) -> Sizes:
     return Sizes(layout.tensor, layout.pipeline, layout.data)
 
 
-@lru_cache(maxsize=1 << 15)
 def _layout(config: ParallelConfig) -> Layout:
-    """Return the part of the configuration that a plan states. Tables share them: each has some thousand."""
+    """Return the part of the configuration that a plan states."""
     return Layout(tensor=config.tensor, pipeline=config.pipeline, data=config.data, micro_batch=config.micro_batch)
 
 
@@ -231,13 +230,7 @@ def _made(
     if present is not None:
         others = (x for x, found in table.layouts.items() if (found.tensor, found.pipeline) != present)
         table = table._replace(reloading=frozenset(others))
-    return table._replace(sha256=_digest(tuple(table.throughput.items()), tuple(sorted(table.reloading))))
-
-
-@lru_cache(maxsize=128)
-def _digest(throughput: tuple[tuple[int, float], ...], reloading: tuple[int, ...]) -> str:
-    """Return the digest of a table. One that is made anew after a measurement mostly has the same contents."""
-    return LoggedTable.model_construct(throughput=dict(throughput), reloading=list(reloading)).sha256()
+    return table._replace(sha256=table.logged().sha256())
 
 
 def _choice(spec: TaskSpec, hardware: Hardware, most: int) -> _Choice:
@@ -256,7 +249,7 @@ def _choice(spec: TaskSpec, hardware: Hardware, most: int) -> _Choice:
     return _sorted(shape, spec.batch.global_, most, hardware, pins, spec.workers.min, limit)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=512)  # a table is made anew after a measurement, from the same layouts
 def _sorted(
     shape: Shape, global_batch: int, most: int, hardware: Hardware, pins: Pins, least: int, most_tensor: int
 ) -> _Choice:

@@ -13,7 +13,6 @@ of the nearest source.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 from services.planner.changes import keeps_state
@@ -120,7 +119,6 @@ def kind_of_change(change: TaskChange) -> TransitionKind | None:
     return "newcomers" if "take" in sources else "survivors"
 
 
-@lru_cache(maxsize=4096)
 def on_grid(value_s: float) -> float:
     """Return the largest power of 1.1 that is not above the value, seconds (below 1 ms: the value itself).
 
