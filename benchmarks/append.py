@@ -10,9 +10,8 @@
 Each round measures all of it, one after the other, so that another program of the machine disturbs all alike. The
 ratio is the median of the rounds' ratios. ``--folder`` is on the disk that is measured.
 
-What the threads can gain depends on the disk. An append takes 0.17 ms of processor time, and threads of a Python
-process take turns: where a raw commit takes 0.26 ms, as on the disk that this was written on, 1.5 times as many appends
-are the most that there can be, and 1.2 were seen. The bound can be met where a raw commit takes 0.7 ms or more.
+How many appends there can be depends on the disk, and on the processor: an append takes 0.17 ms of its time, and
+threads of a Python process take turns.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ from shared.log.schema import COLUMNS
 from tests.nats_server import OpenServer
 
 THREADS = 8
-LEAST_RATIO = 4.0
-"""Appends of ``THREADS`` threads for each raw commit of one, in the same time."""
+LEAST_PER_S = 2000
+"""Appends of ``THREADS`` threads: ten times what a cluster of 2,000 nodes writes in a burst (200 events a second)."""
 MOST_ADDED_MS = 2.0
 """What the way from an append to a consumer adds to a raw commit and a raw publication."""
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -113,7 +112,7 @@ def measure_threads(folder: Path, rounds: int, appends: int, report: Report) -> 
         cpu_ms = (time.process_time() - cpu_s) / (THREADS * appends) * 1e3
         if number > 0:  # the first round opens connections and prepares statements
             found.append((raw_per_s, single_per_s, threads_per_s, threads_per_s / raw_per_s, cpu_ms))
-    raw_per_s, single_per_s, threads_per_s, ratio, cpu_ms = (median(values) for values in zip(*found, strict=True))
+    raw_per_s, single_per_s, threads_per_s, _, cpu_ms = (median(values) for values in zip(*found, strict=True))
     report.line(
         "threads",
         threads=THREADS,
@@ -123,7 +122,7 @@ def measure_threads(folder: Path, rounds: int, appends: int, report: Report) -> 
         cpu_ms_per_append=round(cpu_ms, 3),
         ratios=[round(values[3], 2) for values in found],
     )
-    report.at_least(f"appends of {THREADS} threads over raw commits", round(ratio, 2), LEAST_RATIO)
+    report.at_least(f"appends of {THREADS} threads, a second", round(threads_per_s), LEAST_PER_S)
     report.equal("the log verifies", log.verify().ok, True)
     log.close()
     raw.close()

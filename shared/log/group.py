@@ -5,15 +5,12 @@
 
 There is no thread of its own. The first thread that comes leads: it commits what waits, its own request first, and
 then lets the first of the threads that have come meanwhile lead. So a request that finds nobody waits for nobody, and
-requests that come while a transaction is on its way to the disk share the next one. Threads that have just shared a
-transaction come back at almost the same time, so the first of them waits a moment for the others. ``log`` appends
-through it.
+requests that come while a transaction is on its way to the disk share the next one. ``log`` appends through it.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -22,11 +19,6 @@ R = TypeVar("R")
 MOST = 64
 """Requests in one transaction. The cost of a commit is spread over as many, and another process that waits for the
 writer's lock waits for so many at most."""
-
-GATHERING_S = 0.003
-"""How long a thread that is to lead waits at most for the threads of the last transaction, and how long after that
-transaction it does: about what a commit takes. Those threads come back within a tenth of this time if a core is free;
-without a wait there would be two groups that take turns: the thread that led comes back first, and would be alone."""
 
 
 class _Waiting(Generic[R]):
@@ -59,13 +51,8 @@ class GroupCommit(Generic[R]):
     def __init__(self, commit: Callable[[list[R]], None]) -> None:
         self._commit = commit
         self._lock = threading.Lock()
-        self._all_back = threading.Condition(self._lock)
-        self._expected = 1
-        """Requests of the last transaction, and those that came during it."""
         self._queue: list[_Waiting[R]] = []
         self._led = False
-        self._ended_s = -GATHERING_S
-        """When the last transaction ended, by the monotonic clock."""
 
     def run(self, request: R) -> None:
         """Return when ``commit`` has returned from a call with this request."""
@@ -73,23 +60,15 @@ class GroupCommit(Generic[R]):
         with self._lock:
             self._queue.append(own)
             own.leads, self._led = not self._led, True
-            if len(self._queue) == self._expected:
-                self._all_back.notify()
         try:
             if not own.leads:
                 own.wait()
             if own.ended:
                 return
-            self._gather()
         except BaseException:  # an interrupt of the main thread
             self._withdraw(own)
             raise
         self._lead(own)
-
-    def _gather(self) -> None:
-        with self._lock:
-            if self._expected > 1 and time.monotonic() < self._ended_s + GATHERING_S:
-                self._all_back.wait_for(lambda: len(self._queue) >= self._expected, GATHERING_S)
 
     def _lead(self, own: _Waiting[R]) -> None:
         with self._lock:
@@ -103,9 +82,6 @@ class GroupCommit(Generic[R]):
             waiting.ended = True
             if waiting is not own:
                 waiting.wake()
-        with self._lock:
-            self._expected = min(len(group) + len(self._queue), MOST)
-            self._ended_s = time.monotonic()
         self._pass_on([])
 
     def _pass_on(self, again: list[_Waiting[R]]) -> None:

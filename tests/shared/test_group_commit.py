@@ -18,7 +18,6 @@ import pytest
 
 from shared.errors import Conflict, VersionConflict
 from shared.events import Event, Recorded
-from shared.log import group
 from shared.log.group import MOST, GroupCommit
 from shared.log.log import EventLog
 from tests.shared.samples import node_joined
@@ -91,26 +90,6 @@ def test_an_interrupt_of_the_thread_that_leads_loses_no_other_request(pool: Thre
     for future in (first, *others):
         future.result(LIMIT_S)
     assert [sorted(call) for call in done.calls] == [[0], [1, 2, 3], [2, 3]]
-
-
-def test_threads_that_shared_a_transaction_share_the_next(
-    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = Transactions()
-    first = pool.submit(done.group.run, 0)
-    assert done.begun.wait(LIMIT_S)
-    others = [pool.submit(done.group.run, number) for number in (1, 2)]
-    until(lambda: done.waiting() == 2)
-    done.go.set()
-    for future in (first, *others):
-        future.result(LIMIT_S)
-    monkeypatch.setattr(group, "GATHERING_S", LIMIT_S)
-    early = pool.submit(done.group.run, 3)
-    until(lambda: done.waiting() == 1 or early.done())
-    late = pool.submit(done.group.run, 4)
-    for future in (early, late):
-        future.result(LIMIT_S)
-    assert [sorted(call) for call in done.calls] == [[0], [1, 2], [3, 4]]
 
 
 class Gate:
