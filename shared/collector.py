@@ -2,7 +2,8 @@
 
 A plan for a cluster of thousands of workers makes tens of thousands of objects. Nearly all of them live on, and none of
 them is in a cycle. By default the collector looks at young objects after every 700 new ones, and at all objects now
-and then: a fifth of the processor time of ``benchmarks.simulator`` with 2,048 nodes.
+and then. With 2,048 nodes a plan that moves 9 tasks takes 0.05 s here, and 0.2 to 0.35 s by default
+(``benchmarks.planner``, ``moved``); of a simulation's processor time a fifth is saved (``benchmarks.simulator``).
 """
 
 from __future__ import annotations
