@@ -346,8 +346,13 @@ class Training:
         self.link.progress(self.rank_state.applied, "checkpoint")
 
     def meet(self) -> None:
-        """Wait for all ranks: the process that goes on from here may end."""
-        end_of_task.meet(self._joiner.store, self.configure.world_size, self.link.check)
+        """Wait for all ranks: the process that goes on from here may end. One of them may still write, for minutes."""
+
+        def wait() -> None:
+            self.link.check()
+            self.show_writing()
+
+        end_of_task.meet(self._joiner.store, self.configure.world_size, wait)
 
     def _finish(self) -> None:
         """Write the result and report that the task is finished, or that its script goes on behind the last step."""

@@ -27,13 +27,13 @@ ARRIVED, ALL_ARRIVED = "finished", "finished/all"
 """Keys in the generation's store: how many ranks have come to the end of the task, and whether all have."""
 
 
-def meet(store: dist.Store, world_size: int, check: Callable[[], None]) -> None:
+def meet(store: dist.Store, world_size: int, waits: Callable[[], None]) -> None:
     """Wait until all ranks have come here.
 
     Args:
         store: of the generation.
         world_size: of the generation.
-        check: raises an error if this rank is to wait no longer.
+        waits: called once in a while meanwhile; raises an error if this rank is to wait no longer.
 
     Raises:
         RuntimeError: the store does not answer.
@@ -41,7 +41,7 @@ def meet(store: dist.Store, world_size: int, check: Callable[[], None]) -> None:
     if store.add(ARRIVED, 1) == world_size:
         store.set(ALL_ARRIVED, "1")
     while not store.check([ALL_ARRIVED]):
-        check()
+        waits()
         time.sleep(LOOK_S)
 
 
