@@ -49,7 +49,7 @@ PENDING_MESSAGES = 65_536
 consumer."""
 
 PENDING_BYTES = 64 << 20
-"""The same limit in bytes."""
+"""The limit of what waits, in bytes."""
 
 JETSTREAM_TIMEOUT_S = 2.0
 """Time-out of a JetStream request. A request that takes longer (an fsync on a very busy disk) is repeated, which has no

@@ -22,8 +22,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from shared.errors import Corrupt, InvalidInput
 
 VALID = timedelta(days=3650)
-"""Of both certificates. A cluster that stops in the middle of a run because one has expired is worse off than one whose
-operator replaces them on purpose: revocation is a new authority."""
+"""The time for which both certificates are valid. A cluster that stops in the middle of a run because one has expired
+is worse off than one whose operator replaces them on purpose: revocation is a new authority."""
 
 CLOCK_ERROR = timedelta(days=1)
 """By so much certificates are valid before they were made: clocks of nodes may be behind."""

@@ -20,10 +20,10 @@ from shared.identities import Identity
 from shared.model import Model
 
 MOST_BYTES = 1 << 20
-"""Of a file: certificates of many authorities have a tenth of that."""
+"""The largest file: certificates of many authorities have a tenth of that."""
 
 _SEED_BYTES = 32
-"""Of an Ed25519 key."""
+"""The length of the seed of an Ed25519 key."""
 
 PUBLIC_KEY = r"^U[A-Z2-7]{55}$"
 """The public key of a user of NATS: a letter for its kind, the key and a checksum in base 32."""

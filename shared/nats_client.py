@@ -17,7 +17,7 @@ from nats.nuid import NUID
 from shared.errors import InvalidInput
 
 LONGEST_SLEEP_S = 3600.0
-"""Of one sleep: an event loop cannot sleep for an infinite time."""
+"""The longest single sleep: an event loop cannot sleep for an infinite time."""
 
 
 class _RandomNames(NUID):

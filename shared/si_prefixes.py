@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y", "R", "Q")
-"""Of the powers of 1000, from the zeroth on (BIPM, SI Brochure, 9th edition with the prefixes of 2022)."""
+"""The prefixes of the powers of 1000, from the zeroth on (BIPM, SI Brochure, 9th edition with the prefixes of 2022)."""
 
 
 def prefix_of(value: float) -> tuple[float, str]:

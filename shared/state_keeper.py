@@ -46,7 +46,7 @@ MOST_AT_STOP = 2
 """And if not more than this many times ``state_snapshot_events`` have come, which would take too long at a stop."""
 
 _NICENESS = 19
-"""Of the process that writes: everything else comes first."""
+"""The niceness of the process that writes: everything else comes first."""
 
 _FAILURES = UnicronError, OSError, PydanticSerializationError
 

@@ -16,7 +16,7 @@ _SECRET_NAME = re.compile(r"(^|_)(KEY|TOKEN|SECRET)$|PASSWORD|PASSWD", re.IGNORE
 """Names that show a secret: ``*_KEY``, ``*_TOKEN``, ``*_SECRET``, ``*PASSWORD*``."""
 
 PREFIX = "file:"
-"""Of where a secret is: other places may come."""
+"""The kind of place where a secret is: other kinds may come."""
 
 Place = Annotated[str, Field(max_length=4096, pattern=r"^file:/[^\x00]*$")]
 """Where the value of a secret is: ``file:`` and an absolute path on the node."""

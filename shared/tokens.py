@@ -23,10 +23,10 @@ from shared.model import Model
 from shared.names import Name
 
 TOKEN_BYTES = 32
-"""Of a token: as many as its digest has."""
+"""The length of a token: as many bytes as its digest has."""
 
 PREFIX = "unicron_"
-"""Of every token, by which people and secret scanners know one."""
+"""The beginning of every token, by which people and secret scanners know one."""
 
 
 class Scope(StrEnum):

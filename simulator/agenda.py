@@ -17,7 +17,8 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 that days of the cost report are days of the trace."""
 
 _DECIMALS = 6
-"""Of a second: the log has microseconds, and a run must not depend on more than its log can say."""
+"""The decimals of a second that count: the log has microseconds, and a run must not depend on more than its log can
+say."""
 
 
 def time_of(at_s: float) -> datetime:

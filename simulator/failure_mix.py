@@ -37,7 +37,7 @@ class Cause(NamedTuple):
     share: float
     severity: Severity
     kind: ErrorKind | None
-    """Of a lighter failure; None: the node is lost."""
+    """The kind of a lighter failure; None: the node is lost."""
 
 
 @cache

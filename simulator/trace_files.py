@@ -49,7 +49,7 @@ REQUIRED = ("time_s", "node", "event")
 COLUMNS = (*REQUIRED, "kind", "slowdown", "task")
 
 MAX_TRACE_BYTES = 64 << 20
-"""Of one file; a line is some 30 bytes, so two million events. Anything larger is another file, most likely."""
+"""The largest file; a line is some 30 bytes, so two million events. Anything larger is another file, most likely."""
 
 
 class _Line(NamedTuple):

@@ -30,13 +30,13 @@ _DETECTED = (ErrorKind.NODE_LOST, ErrorKind.PROCESS_EXIT, ErrorKind.EXCEPTION, E
 """Kinds of errors of which the time to detection is said."""
 
 _FEW = 0.5
-"""Of a task's steps in the model: with fewer, the answer says so task by task."""
+"""The share of a task's steps in the model: with fewer, the answer says so task by task."""
 
 _LEAST_SHARE = 5e-5
 """Parts of a difference below it show as zero."""
 
 _SHARE = 0.01
-"""Of the history's length: what is off by more is worth a note."""
+"""The share of the history's length: what is off by more is worth a note."""
 
 
 class Parameter(Model):

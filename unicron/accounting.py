@@ -52,8 +52,8 @@ class PartialStep:
     assigned: list[int]
     """The micro-batches that this rank's replica computes, since the members last agreed."""
     losses: dict[int, Any] = field(default_factory=dict)
-    """Of the micro-batches that the last chunk has done, where that chunk computes the loss: numbers, or tensors that
-    are not read yet (``unicron.losses``)."""
+    """The losses of the micro-batches that the last chunk has done, where that chunk computes the loss: numbers, or
+    tensors that are not read yet (``unicron.losses``)."""
     samples: dict[int, list[int]] = field(default_factory=dict)
     """Sample ids of the micro-batches that some chunk has done."""
     done: list[set[int]] = field(default_factory=lambda: [set()])

@@ -48,7 +48,7 @@ class Member(NamedTuple):
     replicas: int
     """Data-parallel size."""
     shards: int
-    """Of the model: the ranks of one replica."""
+    """The shards of the model: the ranks of one replica."""
     shard: int
     """This rank's."""
     reporting: int

@@ -36,11 +36,11 @@ class Host(Protocol):
     snapshots: Snapshots
     user: UserState
     outcomes: Outcomes
-    """Of this generation's checkpoints: reported to the agent."""
+    """What becomes of this generation's checkpoints: reported to the agent."""
     request: int
     """What the agent requests, as all ranks have agreed."""
     last_loss: float | None
-    """Of the last update; None: unknown to this rank."""
+    """The loss of the last update; None: unknown to this rank."""
     runs_script: bool
     """Whether a user's script may go on behind the last step."""
 

@@ -14,7 +14,7 @@ QUIT_GRACE_S = 0.5
 """A waiting rank has nothing to save. A waiting rank that was asked to quit is killed after this time."""
 
 FINISH_GRACE_S = 5.0
-"""The same for a rank that has finished its task: the rank flushes its output and leaves its process group."""
+"""The grace of a rank that has finished its task: the rank flushes its output and leaves its process group."""
 
 KILLED = -9
 """Exit code of a rank that ended together with its fork server."""

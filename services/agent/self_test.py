@@ -48,7 +48,7 @@ MEMORY_BYTES = 256 << 20
 would take longer than operators and tasks wait."""
 
 BUSY_MEMORY_BYTES = 16 << 20
-"""The same beside processes of tasks, which may need the rest."""
+"""The memory that the test takes beside processes of tasks, which may need the rest."""
 
 Check = Callable[[SelfTest], Awaitable[list[CheckResult]]]
 """Does one check, or several of one kind; returns what they found."""

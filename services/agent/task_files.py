@@ -23,7 +23,8 @@ from shared.evidence_limits import LAST_OUTPUT_BYTES
 from shared.tasks import TaskSpec
 
 SHARED_MODE = 0o1770
-"""Of the folder of a task that has a user of its own: the sticky bit keeps each owner's files from the other."""
+"""The mode of the folder of a task that has a user of its own: the sticky bit keeps each owner's files from the
+other."""
 
 
 class TaskFiles:

@@ -243,6 +243,6 @@ async def _operates(who: Who) -> Actor:
 
 
 Submitter = Annotated[Actor, Depends(_submits)]
-"""The same, of an endpoint that changes what belongs to the actor."""
+"""The actor of an endpoint that changes what belongs to the actor."""
 Operator = Annotated[Actor, Depends(_operates)]
-"""The same, of an endpoint that changes what belongs to all."""
+"""The actor of an endpoint that changes what belongs to all."""

@@ -34,7 +34,7 @@ MOST_OF_ONE_PEER = 4
 """Most computations of one address that run or wait: one client leaves room for others."""
 
 NICENESS = 10
-"""Of the processes (nice(2)): on a busy machine the services and the gateway itself come first."""
+"""The niceness of the processes (nice(2)): on a busy machine the services and the gateway itself come first."""
 
 T = TypeVar("T")
 

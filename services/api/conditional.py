@@ -19,13 +19,13 @@ from services.api.views import TaskView
 from shared.errors import PreconditionFailed
 
 _DIGEST_CHARACTERS = 16
-"""Of a SHA-256 in hexadecimal: 64 bits tell the states of one resource apart."""
+"""The part of a SHA-256, in hexadecimal, that is a tag: 64 bits tell the states of one resource apart."""
 
 _REVISION = re.compile(rf'"(\d{{1,18}})\.[0-9a-f]{{{_DIGEST_CHARACTERS}}}"')
 """A tag of a task. A revision of more digits is none: what a client sends is not read as a number of any size."""
 
 _MOST_CHARACTERS = 1000
-"""Of a header with tags: some dozens of them."""
+"""The longest header with tags: some dozens of them."""
 
 IfNoneMatch = Annotated[
     str, Header(alias="If-None-Match", max_length=_MOST_CHARACTERS, description="ETag of an earlier answer: else 304")

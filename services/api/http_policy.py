@@ -21,7 +21,8 @@ from shared.errors import InvalidInput, UnicronError
 from shared.http_hosts import KnownHosts
 
 CONTENT_TYPES = ("application/json", "application/yaml", "application/x-yaml", "application/merge-patch+json")
-"""Of bodies. A browser asks the server for permission before it sends one of them for another site."""
+"""The types that bodies may have. A browser asks the server for permission before it sends one of them for another
+site."""
 
 _HEADERS = {
     # Bodies are what their type says: a browser does not run a task's output as a script.

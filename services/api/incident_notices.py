@@ -50,7 +50,7 @@ _READ = 100
 """Records read at once."""
 
 _TYPES = ["error.detected", "task.failed", "task.checkpoint-failed"]
-"""Of the events of which somebody is told."""
+"""The types of events of which somebody is told."""
 
 _MODE = 0o600
 

@@ -124,7 +124,7 @@ class _Tail:
 
 @dataclass(frozen=True)
 class LastLines:
-    """Of what there is when a reader begins: only the last lines of each worker, of files up to a generation.
+    """The last lines of what there is when a reader begins: only those of each worker, of files up to a generation.
 
     Processes of later generations start afterwards: all that they print is read.
     """

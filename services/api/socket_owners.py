@@ -31,13 +31,13 @@ _ESTABLISHED = 1
 """State of a socket. In others, a socket that its owner has closed has uid 0."""
 
 _HEADER = struct.Struct("=IHHII")
-"""Of a netlink message: length, type, flags, sequence number, port."""
+"""The header of a netlink message: length, type, flags, sequence number, port."""
 _REQUEST = struct.Struct("=BBxxI")
-"""Of ``inet_diag_req_v2``: family, protocol, states; the socket's id follows."""
+"""The fields of ``inet_diag_req_v2``: family, protocol, states; the socket's id follows."""
 _PORTS = struct.Struct("!HH")
 _INTERFACE = bytes(4)
 _REPLY = struct.Struct("=BBxx48x12xI")
-"""Of ``inet_diag_msg``: family, state, (id, timers and queues,) uid."""
+"""The fields of ``inet_diag_msg``: family, state, (id, timers and queues,) uid."""
 
 _REPLY_BYTES = 8192
 _ANSWER_S = 1.0

@@ -13,7 +13,7 @@ from shared.log.log import EventLog
 from shared.tasks import TaskSpec
 
 _VALUE_CHARACTERS = 80
-"""Of a value in an error: a line of it."""
+"""The length of a value in an error: a line of it."""
 
 
 def check_unused(log: EventLog, key: str, event_id: str, spec: TaskSpec) -> None:

@@ -39,7 +39,8 @@ FRESH_S = 2 * ANSWER_S
 this interval, so that a link that breaks meanwhile is found."""
 
 SUSPICION_S = 15.0
-"""The same where ranks only join for long: they may read a large state, and their nodes are not to be disturbed."""
+"""The suspicion's age where ranks only join for long: they may read a large state, and their nodes are not to be
+disturbed."""
 
 OTHER_WITNESSES = 8
 """Nodes without a part in the task that are asked as well, at most: more do not change what most say."""
@@ -51,8 +52,8 @@ each time). With 5% loss, five losses of one segment in succession happen once i
 reports of progress a rank waits for several segments, one after the other."""
 
 SETUP_ROUND_TRIPS = 300
-"""The same while ranks join a generation. Making the groups of two ranks takes 86 round trips in succession, and 120
-with 5% loss (measured with a delay of 0.2 s in each direction: 34 s and 48 s)."""
+"""The round trips that a pair has while ranks join a generation. Making the groups of two ranks takes 86 round trips in
+succession, and 120 with 5% loss (measured with a delay of 0.2 s in each direction: 34 s and 48 s)."""
 
 
 @dataclass(slots=True)

@@ -34,7 +34,7 @@ AT_ONCE_FACTOR = 2.0
 fast, its scale is large beside it."""
 
 OVER_DEVIATIONS = 4.0
-"""The same below which a spike is over: half, so that one spike is not several."""
+"""The number of deviations below which a spike is over: half, so that one spike is not several."""
 
 LEAST_SCALE = 0.02
 """Smallest scale, as a part of the median: a past that hardly varies makes no spike of a small step upwards. With

@@ -153,11 +153,11 @@ class _Track:
 
     noise: _Noise
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    """Of all steps."""
+    """The ratios of all steps."""
     unsettled: int = 0
     """Newest log ratios of which it is not known whether they are noise or a change."""
     evidence: float = 0.0
-    """Of a change: that it is slow or, of a worker that is, that this is over."""
+    """The evidence of a change: that it is slow or, of a worker that is, that this is over."""
     rising: int = 0
     """Steps since the evidence was 0."""
     unreviewed: int = 0

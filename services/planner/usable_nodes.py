@@ -53,7 +53,7 @@ _known: OrderedDict[ObjectKey[Mapping[str, Node]], UsableNodes] = OrderedDict()
 """The one that was asked for last is the last."""
 
 _lock = threading.Lock()
-"""Of ``_known``: plans are made ahead in another thread than the present one."""
+"""The lock of ``_known``: plans are made ahead in another thread than the present one."""
 
 
 def usable_nodes(nodes: Mapping[str, Node]) -> UsableNodes:

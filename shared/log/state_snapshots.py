@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 S = TypeVar("S")
 
 FORMAT = 1
-"""Of the file. A file of another format is ignored."""
+"""The format of the file. A file of another format is ignored."""
 
 _PAGE = 500
 """Records that are read at once, as a follower of the log reads them."""

@@ -26,7 +26,7 @@ WIDTH_IN = 9.0
 """Width of a picture, inches: the text column of the page."""
 
 DOTS_PER_IN = 150
-"""Of a PNG: sharp on a screen that draws a page at one and a half times its size."""
+"""The resolution of a PNG: sharp on a screen that draws a page at one and a half times its size."""
 
 DAY_S = 86_400.0
 
@@ -44,7 +44,8 @@ KIND_COLOURS = {
     "unscheduled": "#d9d9d9",
     "idle": "#efefef",
 }
-"""Of each kind of time: what trains is green, what a failure costs is dark or warm, what nobody uses is light."""
+"""The colour of each kind of time: what trains is green, what a failure costs is dark or warm, what nobody uses is
+light."""
 
 _METADATA: dict[PictureFormat, tuple[str, ...]] = {"svg": ("Creator", "Date", "Format", "Type"), "png": ("Software",)}
 """What matplotlib says of itself and of the time in a file: left out."""

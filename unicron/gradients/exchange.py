@@ -19,7 +19,7 @@ class Exchange(NamedTuple):
     group: Callable[[], Any]
     """Returns the group in the present generation."""
     ranks: int
-    """Of the group, in every generation in which the rank has the same shard of the model."""
+    """The ranks of the group, in every generation in which the rank has the same shard of the model."""
 
 
 class ExchangeInPlace:

@@ -53,7 +53,7 @@ class BreakMethod:
     abort: Callable[[Sequence[Any]], None] = lambda groups: None
     """Aborts the communicators of groups, together, and returns once that is done."""
     backend: Backend | None = None
-    """Of the groups, once they are made."""
+    """The backend of the groups, once they are made."""
 
 
 class Breaker:

@@ -42,7 +42,7 @@ _BY_TEXT = (
     (re.compile(r"No space left on device|Disk quota exceeded|\bENOSPC\b"), ROOM),
     (re.compile(r"Address already in use|\bEADDRINUSE\b"), PORTS),
 )
-"""The same in glibc's words (``strerror``), by which libraries in native code report them."""
+"""The lacks in glibc's words (``strerror``), by which libraries in native code report them."""
 
 _OF_PEERS = re.compile(r"by peer|Connection (refused|reset|timed out)|Timed out waiting|Broken pipe")
 """What native code says of a peer that was lost. Anything else may hide that a descriptor was lacking: gloo without one

@@ -164,7 +164,7 @@ _DDP_SETTINGS = (
     _Setting("num_distributed_optimizer_instances", (1,), "the optimizer's parts are named by data-parallel rank"),
     _Setting("delay_wgrad_compute", (False,), _LATE_WEIGHTS),
 )
-"""Of ``DistributedDataParallelConfig``."""
+"""Settings of ``DistributedDataParallelConfig``."""
 
 _MODEL_SETTINGS = (
     _Setting("finalize_model_grads_func", (None,), "step.reduce() takes its place"),
@@ -184,7 +184,7 @@ _MODEL_SETTINGS = (
     _Setting("distribute_saved_activations", (False,), "no test recomputes from activations that are divided"),
     _Setting("has_cond_embedder", (False,), "its gradients need one more sum over the pipeline stages"),
 )
-"""Of ``TransformerConfig``."""
+"""Settings of ``TransformerConfig``."""
 
 _OPTIMIZER_SETTINGS = (
     _Setting(
@@ -192,15 +192,15 @@ _OPTIMIZER_SETTINGS = (
     ),
     _Setting("optimizer_cpu_offload", (False,), "no test moves a state that is in two memories"),
 )
-"""Of ``OptimizerConfig``."""
+"""Settings of ``OptimizerConfig``."""
 
 _GATHER = _Setting("overlap_param_gather", (False,), "without use_distributed_optimizer there is nothing to gather")
-"""Of ``DistributedDataParallelConfig``; supported with the distributed optimizer."""
+"""A setting of ``DistributedDataParallelConfig``; supported with the distributed optimizer."""
 
 _GATHER_IN_UPDATE = _Setting(
     "overlap_param_gather_with_optimizer_step", (False,), "parameters are gathered once the whole update is applied"
 )
-"""Of ``OptimizerConfig``; Megatron's optimizer sets it on the model."""
+"""A setting of ``OptimizerConfig``; Megatron's optimizer sets it on the model."""
 
 
 def _refused(model: Any) -> Iterator[str]:

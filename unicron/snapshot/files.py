@@ -72,7 +72,7 @@ class SnapshotMeta:
     rank: int
     world_size: int
     identity: str
-    """Of the task's specification; snapshots of another identity are never used."""
+    """The identity of the task's specification; snapshots of another identity are never used."""
     chunks: tuple[tuple[tuple[Any, ...], int], ...]
     """Fields of a ``StateChunk`` and its size in bytes, in the order of the payload."""
 
@@ -234,9 +234,9 @@ class Snapshot:
     rank: int
     world_size: int
     digest: str
-    """Of the samples of those updates, in hexadecimal."""
+    """The digest of the samples of those updates, in hexadecimal."""
     identity: str
-    """Of the task's specification."""
+    """The identity of the task's specification."""
     chunks: Mapping[tuple[Any, ...], memoryview]
     """Fields of a ``StateChunk`` -> its bytes, writable without effect on the file."""
 

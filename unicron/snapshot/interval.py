@@ -31,7 +31,8 @@ LONGEST_S = 60.0
 known, are a part of all faults; at this interval a snapshot of 50 ms takes less than a thousandth of the time."""
 
 LONGEST_REPLICATED_S = 600.0
-"""The same where another rank has it: only a fault of all replicas at once goes back so far."""
+"""Longest time between two snapshots where another rank has the same state: only a fault of all replicas at once goes
+back so far."""
 
 WINDOW_S = 60.0
 """Time from the loss of a replica until another one has the state again. Chosen: several times what a transition takes
@@ -42,7 +43,8 @@ FLOOR_BYTES_PER_S = 1e12
 A100, since a copy that reads from there takes that much from the step."""
 
 LEAST_EXPONENT = 1
-"""Of the interval, as a power of two. The steps between two snapshots are what a step with one is compared with."""
+"""The shortest interval, as a power of two. The steps between two snapshots are what a step with one is compared
+with."""
 
 MOST_EXPONENT = 19
 """So the interval stays below the largest one that a specification may name, a million."""

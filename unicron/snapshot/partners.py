@@ -14,7 +14,7 @@ class Location:
     domain: str
     """The failure domain."""
     address: tuple[str, int]
-    """Of the rank's receiver of snapshots."""
+    """The address of the rank's receiver of snapshots."""
     token: bytes
     """What a sender presents to the receiver."""
 

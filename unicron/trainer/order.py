@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 
 ROUNDS = 6
-"""Of the network. Four make it indistinguishable from a random permutation (Luby and Rackoff, 1988); two more, since an
-epoch of few samples has rounds of few bits."""
+"""The rounds of the network. Four make it indistinguishable from a random permutation (Luby and Rackoff, 1988); two
+more, since an epoch of few samples has rounds of few bits."""
 
 
 def permuted(index: int, size: int, seed: int, epoch: int) -> int:

@@ -69,26 +69,26 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 PROBLEMS = problems(401, 403, 421, 422, 429, 500, 503)
-"""Of every endpoint but the probes."""
+"""The problems that every endpoint but the probes may answer with."""
 
 NAMED = problems(404)
-"""Of one that shows something by its name, besides ``PROBLEMS``."""
+"""The problems of an endpoint that shows something by its name, besides ``PROBLEMS``."""
 
 CHANGE = problems(404, 409, 413, 415)
-"""Of one that changes something, besides ``PROBLEMS``."""
+"""The problems of an endpoint that changes something, besides ``PROBLEMS``."""
 
 CONDITIONAL = problems(412)
-"""Of a change with ``If-Match``, besides."""
+"""The problem of a change with ``If-Match``, besides."""
 
 TAGGED: dict[int | str, dict[str, Any]] = {
     200: {"headers": {"ETag": {"description": "of this answer", "schema": {"type": "string"}}}},
     304: {"description": "the client has this answer already"},
 }
-"""Of one that shows something with an ``ETag``, besides."""
+"""The answers of an endpoint that shows something with an ``ETag``, besides."""
 
 
 READ_PARAMETERS = ("min_position",)
-"""Of every read (``services.api.log_positions``); an application adds them when it is put together."""
+"""The parameters of every read (``services.api.log_positions``); an application adds them when it is put together."""
 
 
 async def refuse_unknown(request: Request) -> None:

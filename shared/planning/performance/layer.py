@@ -31,7 +31,7 @@ KERNELS_FORWARD, KERNELS_BACKWARD = 25, 60
 """Kernels besides products in one layer."""
 
 KERNELS_EMBEDDING, KERNELS_LOGITS = 5, 15
-"""The same in the embedding and in the logits with the cross-entropy, in each direction."""
+"""Kernels in the embedding and in the logits with the cross-entropy, in each direction."""
 
 FUSED_ATTENTION_RATE = 0.6
 """Fused attention reaches about this share of large products' rate (Dao, FlashAttention-2, 2023, and -3, 2024)."""
