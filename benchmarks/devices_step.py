@@ -1,6 +1,6 @@
 """Steps of stock Megatron and of this library in turns, in one process on one device (``benchmarks.devices``).
 
-    .venv/bin/python -m benchmarks.devices_step [--seconds 60] [--layers 24 --hidden 1024 ...]
+    .venv/bin/python -m benchmarks.devices_step [--seconds 45] [--layers 24 --hidden 1024 ...]
 
 Both train the same GPT, each with a model and an optimizer of its own. Each pair of steps is timed in the other order.
 Then copies in memory are taken, one at a time, beside steps without one: what a copy costs, divided by the interval at
@@ -28,8 +28,8 @@ from unicron import environment
 from unicron.snapshot.interval import best_exponent, loss_mtbf_s
 from unicron.snapshot.snapshots import Snapshots
 
-SECONDS = 60.0
-"""Of pairs. A step takes 0.7 s on an H200: 40 pairs."""
+SECONDS = 45.0
+"""Of pairs. A step takes 0.7 s on an H200: 30 pairs."""
 
 RATIO, MEMORY_RATIO = 1.01, 1.02
 """Required of the median paired ratio of times, and of the largest memory of the device."""
