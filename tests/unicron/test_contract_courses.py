@@ -109,9 +109,9 @@ class Course:
     """Of the ranks' environment, beside ``CONTRACT``."""
 
     @property
-    def has_death(self) -> bool:
-        """Whether a process ends by itself."""
-        return any(fault.kind in ("kill", "exception") for fault in self.faults)
+    def shows(self) -> bool:
+        """Whether a victim's connections end: its process does, or it aborts what it has."""
+        return any(fault.kind != "sleep" for fault in self.faults)
 
     def __str__(self) -> str:
         flags = [*("ahead" for _ in range(self.ahead)), *("returns" for _ in range(self.returns))]
@@ -432,8 +432,8 @@ def every_course() -> list[Course]:
         ),
     ]
     found = [replace(course, mode=mode) for mode in ("sockets", "silent") for course in courses]
-    # Over sockets a host is not ahead of a death for long: what it issues is refused once the death shows.
-    return [course for course in found if not (course.ahead and course.mode == "sockets" and course.has_death)]
+    # Over sockets a host is not ahead for long of a peer that dies or aborts: it is refused what it issues then.
+    return [course for course in found if not (course.ahead and course.mode == "sockets" and course.shows)]
 
 
 TWICE = (
