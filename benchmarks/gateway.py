@@ -1,7 +1,7 @@
 """What clients cost the others who ask for too much, or are many. JSON lines; exit status 1 if a bound is missed.
 
     .venv/bin/python -m benchmarks.gateway [--only {clients,viewers}] [--seconds 60] [--clients 20]
-        [--viewers 50] [--events-per-s 1000]
+        [--viewers 20] [--events-per-s 10] [--log 1000000]
 
 First, clients that ask for too much. The services are the real ones, over a bus of their own. Each client has an
 address of its own, asks for the heaviest query there is (a search over layouts that would take hours) and asks again as
@@ -149,8 +149,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=at_least(5), default=60)
     parser.add_argument("--clients", type=at_least(1), default=20)
-    parser.add_argument("--viewers", type=at_least(1), default=50)
-    parser.add_argument("--events-per-s", type=at_least(1), default=1000)
+    parser.add_argument("--viewers", type=at_least(1), default=20)
+    parser.add_argument("--events-per-s", type=at_least(1), default=10)
+    parser.add_argument("--log", type=at_least(50_000), default=1_000_000, help="events of the log beforehand")
     parser.add_argument("--only", choices=["clients", "viewers"])
     given = parser.parse_args()
 
@@ -158,7 +159,7 @@ def main() -> int:
         if given.only != "viewers":
             await measure(report, given.clients, given.seconds)
         if given.only != "clients":
-            await viewers.measure(report, given.viewers, given.events_per_s, given.seconds)
+            await viewers.measure(report, viewers.Load(given.viewers, given.log, given.events_per_s, given.seconds))
 
     return run(whole)
 

@@ -11,6 +11,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -40,10 +41,21 @@ from shared.severities import SEVERITY, ErrorKind, Method, Severity
 from shared.tasks import parse_spec
 
 SEED = 20261122
-NODES = 8
-NODE_WORKERS = 4
-RUNNING = 6
-"""Tasks at a time."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster of the course: its nodes, the workers of each, tasks at a time and the most workers of one."""
+
+    nodes: int
+    node_workers: int
+    tasks: int
+    task_workers: int
+
+
+SMALL = Cluster(nodes=8, node_workers=4, tasks=6, task_workers=8)
+LARGE = Cluster(nodes=2000, node_workers=8, tasks=64, task_workers=240)
+"""As large as the gateway's bounds are for. No plan moves several tasks: each has the workers that it can use."""
 
 INCIDENTS_PER_TASK = 20
 SEV1_SHARE = 0.1
@@ -68,6 +80,7 @@ class Course:
         step: time between two events.
         ends: whether all tasks end at last, and all nodes are there.
         detection: from the occurrence of a fault until it is detected.
+        cluster: on which tasks run.
     """
 
     def __init__(
@@ -78,7 +91,9 @@ class Course:
         step: timedelta = STEP,
         ends: bool = False,
         detection: timedelta = timedelta(),
+        cluster: Cluster = SMALL,
     ) -> None:
+        self._cluster = cluster
         self._step, self._ends, self._detection = step, ends, detection
         self._random = random.Random(seed)
         self._wanted = events
@@ -103,11 +118,11 @@ class Course:
                 currency="USD",
             )
         )
-        for index in range(NODES):
+        for index in range(self._cluster.nodes):
             self._join(f"n{index}")
         while self._position < self._wanted:
             running = self._running()
-            if len(running) < RUNNING:
+            if len(running) < self._cluster.tasks:
                 self._submit()
             else:
                 self._happens(self._random.choice(running))
@@ -182,7 +197,7 @@ class Course:
         )
 
     def _join(self, node: str) -> None:
-        workers = [f"{node}/{slot}" for slot in range(NODE_WORKERS)]
+        workers = [f"{node}/{slot}" for slot in range(self._cluster.node_workers)]
         incarnation = f"{self._random.getrandbits(128):032x}"
         joined = NodeJoined(
             **self._base(), node=node, incarnation=incarnation, agent_pid=1, domain="default", workers=workers
@@ -197,11 +212,11 @@ class Course:
             {
                 "name": name,
                 "model": {"layers": 4, "hidden": 64, "heads": 4, "sequence_length": 64},
-                "batch": {"global": 24, "micro": 1},
+                "batch": {"global": 3 * self._cluster.task_workers, "micro": 1},
                 "steps": 100_000,
                 "data": "corpus",
                 "weight": self._random.choice([0.5, 1.0, 2.0]),
-                "workers": {"min": 1, "max": 8},
+                "workers": {"min": 1, "max": self._cluster.task_workers},
             }
         )
         self._carry_out(self._log(TaskSubmitted(**self._base(), task=name, spec=spec)))

@@ -10,17 +10,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.log_course import START, STEP, Course, write_rows
-from shared.events import Recorded
+from benchmarks.log_course import SMALL, START, STEP, Cluster, Course, write_rows
+from shared.events import Event, Recorded
 from shared.log.chain import FIRST_HASH, row_hash
+from shared.log.log import recorded
 from shared.log.scan import utc_text
-from shared.log.schema import COLUMNS
+from shared.log.schema import COLUMNS, StoredRow
 
 PART = 20_000
-"""Events of the course: ten seconds of the planner's time."""
+"""Events of the course: ten seconds of the planner's time for a small cluster, two minutes for a large one."""
 
 _VARIABLE = re.compile(
     r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -53,14 +55,28 @@ def _changed(found: str, number: int, later: timedelta) -> str:
 
 def write(path: Path, events: int) -> int:
     """Write a log of at least so many events; return how many it has."""
-    ended = list(Course(min(PART, events), ends=True).records())
-    repetitions = max(1, -(-events // len(ended)))
-    # The last one goes on: tasks train, and perhaps a node is away.
-    lasting = list(Course(min(PART, events)).records())
-    total = (repetitions - 1) * len(ended) + len(lasting)
-    start = datetime.now(UTC) - total * STEP
-    write_rows(path, _rows(ended, lasting, repetitions, start))
+    total, _ = write_and_hold_back(path, events, 0, SMALL)
     return total
+
+
+def write_and_hold_back(path: Path, events: int, held_back: int, cluster: Cluster) -> tuple[int, list[Event]]:
+    """Write a log of at least so many events; return how many it has, and those that come next.
+
+    Args:
+        path: of the log.
+        events: how many the log and the events held back have together, at least.
+        held_back: how many events to return in place of writing them.
+        cluster: of the course.
+    """
+    ended = list(Course(min(PART, events), ends=True, cluster=cluster).records())
+    repetitions = max(1, -(-(events - PART - held_back) // len(ended)) + 1)
+    # The last one goes on: tasks train, and perhaps a node is away.
+    lasting = list(Course(min(PART, events) + held_back, cluster=cluster).records())
+    total = (repetitions - 1) * len(ended) + len(lasting) - held_back
+    start = datetime.now(UTC) - total * STEP
+    rows = _rows(ended, lasting, repetitions, start)
+    write_rows(path, islice(rows, total))
+    return total, [recorded(StoredRow(*row)).event for row in rows]
 
 
 def _rows(ended: list[Recorded], lasting: list[Recorded], repetitions: int, start: datetime) -> Iterator[list[Any]]:

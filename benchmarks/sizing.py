@@ -57,7 +57,7 @@ def processes(system: Embedded) -> dict[str, psutil.Process]:
     found: dict[str, psutil.Process] = {}
     for process in psutil.Process().children(recursive=True):
         command = process.cmdline()
-        for name, module in (*SERVICES.items(), ("api, fold", "services.api.fold_process")):
+        for name, module in SERVICES.items():
             if module in command:
                 found[name] = process
         if command and Path(command[0]).name == "nats-server":

@@ -38,7 +38,6 @@ from services.api.store import Store
 from services.api.submission_keys import check_unused, other_specification
 from services.api.submitted_inputs import check_inputs
 from services.api.tables import CLUSTER, NODES, TASKS
-from services.api.tail import Tail
 from services.api.views import ClusterView, TaskView
 from shared.bus import Bus
 from shared.errors import Conflict, InvalidInput, Unavailable
@@ -81,13 +80,10 @@ class Gateway:
     sessions: BrowserSessions = field(init=False)
     writable: asyncio.Task[None] | None = None
     """The newest check of whether the log can be written. It may wait long: there is never a second one beside it."""
-    tail: Tail = field(init=False)
-    """What streams of events send; the event loop's, as ``feed``."""
 
     def __post_init__(self) -> None:
         self.own_files = OwnFiles(self.settings.run_dir)
         self.sessions = BrowserSessions(self.settings.run_dir / "browser-sessions.json")
-        self.tail = Tail(self.journal, self.feed)
 
     def node_files(self, node: str) -> NodeFiles:
         """Return the files of tasks on a node."""
@@ -103,7 +99,7 @@ class Gateway:
             with self.store.reading() as views:
                 return query(views)
 
-        # Not the threads of asyncio.to_thread, in which the feed asks for the fold: reads never keep the fold waiting.
+        # Not the threads of asyncio.to_thread, in which the store folds: reads never keep the fold waiting.
         return await run_in_threadpool(run)
 
     async def answer(self, query: Callable[[ViewReader], BaseModel | str]) -> Response:

@@ -12,20 +12,17 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from fastapi import Depends, FastAPI
-from prometheus_client import CollectorRegistry
 
 from services.api import openapi, problems
 from services.api.access import Access
-from services.api.feed import PROJECTIONS, Feed, Folds
+from services.api.feed import PROJECTIONS, Feed
 from services.api.fold_metrics import FoldMetrics
-from services.api.fold_process import FoldProcess
 from services.api.gateway import Gateway
 from services.api.http_policy import HttpPolicy
 from services.api.incident_notices import IncidentNotices
@@ -56,14 +53,12 @@ from services.api.routers import (
     waf,
 )
 from services.api.routers.parameters import refuse_unknown
-from services.api.shared_answers import SharedAnswers
 from services.api.signed_heads import SignedHeads
 from services.api.socket_owners import end
 from services.api.store import Store
 from services.api.webhook_metrics import WebhookMetrics
 from shared import tokens
 from shared.cancellation import cancelled
-from shared.collector import SHORT_PAUSES
 from shared.errors import InvalidInput
 from shared.http_server import HttpServer, listen
 from shared.reachability import REACHABILITY
@@ -77,14 +72,6 @@ _SHUTDOWN_S = 2
 _KEEP_ALIVE_S = 75
 """For how long a connection without requests stays open: longer than clients and proxies keep one, which is 5 s (httpx)
 to 60 s (nginx). Where both close after 5 s, uvicorn's default, a request may meet the end and gets no answer."""
-
-SWITCH_S = 0.0005
-"""For how long a thread keeps the interpreter from the others, a tenth of Python's default. The event loop gives it up
-at each turn, and gets it back that much later while a thread adds up costs: streams and requests took 5 ms for each
-turn, and take 1 to 2 ms."""
-
-Folding = Callable[[str, CollectorRegistry], Folds]
-"""Returns what folds into the projections of a URL, with its metrics in a registry."""
 
 ROUTERS = tuple(
     add_to_reads(module.router)
@@ -133,7 +120,6 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.state.gateway = gateway
     postmortem_page.load()
     settings = gateway.settings
-    app.add_middleware(SharedAnswers, feed=gateway.feed)
     app.add_middleware(PositionHeader, feed=gateway.feed)
     app.add_middleware(
         Access,
@@ -201,13 +187,8 @@ async def _first(*tasks: asyncio.Task[Any]) -> None:
         task.result()
 
 
-async def serve(context: Context, folding: Folding = FoldProcess) -> None:
-    """Run the gateway until cancelled.
-
-    Args:
-        context: of the process.
-        folding: returns what folds into the projections.
-    """
+async def serve(context: Context) -> None:
+    """Run the gateway until cancelled."""
     settings = context.settings
     check_exposure(settings)
     heads = SignedHeads(settings, context.journal.log)
@@ -215,8 +196,7 @@ async def serve(context: Context, folding: Folding = FoldProcess) -> None:
     opening = functools.partial(Store, projections_url(settings))
     limit_s = settings.connect_timeout_s
     store = await context.journal.outages.outlast(PROJECTIONS, opening, limit_s=limit_s, starting=True)
-    folds = folding(projections_url(settings), context.registry)
-    feed = Feed(folds, context.journal, FoldMetrics(context.registry).folded)
+    feed = Feed(store, context.journal, FoldMetrics(context.registry).folded)
     live = Live(context.counters)
     try:
         await feed.catch_up()
@@ -245,7 +225,7 @@ async def serve(context: Context, folding: Folding = FoldProcess) -> None:
         try:
             await _first(asyncio.create_task(server.listens.wait()), serving, following)
             write_port(settings.run_dir, listening.getsockname()[1])
-            context.ready(SHORT_PAUSES)
+            context.ready()
             await _first(following, serving)
         finally:
             await feed.close()
@@ -253,13 +233,11 @@ async def serve(context: Context, folding: Folding = FoldProcess) -> None:
             await asyncio.wait({serving})
             await cancelled(following, signing, sending)
     finally:
-        await asyncio.to_thread(folds.close)
         await asyncio.to_thread(store.close)
 
 
 def main() -> int:
     """Run the service."""
-    sys.setswitchinterval(SWITCH_S)
     return run("api", serve)
 
 

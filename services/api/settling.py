@@ -16,7 +16,6 @@ from sqlalchemy import Connection, select
 
 from services.api.batches import Batch
 from services.api.claim_times import plan_changed_from_s, span_changed_from_s, task_changed_from_s
-from services.api.lateness import Lateness
 from services.api.service_levels import progress_flop
 from services.api.settled_rows import SettledRows
 from services.api.settlement import cut_at_days, first_allocated_s, settle_window
@@ -33,16 +32,6 @@ _LEAST_CHANGES = 64
 _BEHIND_S = 30.0
 """How far settled time stays behind the present: most faults are found, and most transitions end, within it. What comes
 later has settled times given up."""
-
-_BUSY_CHANGES_PER_S = 50.0
-"""Changed plans and spans in a second from which on settled time comes nearer to the present. A request settles what is
-open: of 30 s at that rate in 0.25 s, at five times of it in 1.3 s, in which all other requests go on at half their
-speed (``benchmarks/gateway.py``, 50 viewers)."""
-
-_BUSY_BEHIND_S = 0.5
-"""How far settled time stays behind the present then, at least; further where changes come later
-(``services/api/lateness.py``). Every request pays for what is open: with 2 s in place of 5 s the gateway of that
-benchmark takes a sixth less processor time, with 0.5 s another twentieth."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +53,8 @@ class Settling:
     """Settles time behind the batches of one store."""
 
     def __init__(self) -> None:
-        self._lateness = Lateness()
         self._changes = 0
         """Since time was settled last."""
-        self._settled_at_s = -math.inf
-        """When the record was appended that was the newest when time was settled last."""
         self._recorded_s = -math.inf
         """When the newest record was appended."""
 
@@ -99,7 +85,6 @@ class Settling:
         if from_s < settled.settled_s:
             settled = replace(settled, settled_s=SettledRows(connection).give_up(from_s))
         self._changes += len(plans) + len(spans)
-        self._lateness.note(from_s, recorded_s)
         self._recorded_s = recorded_s
         return settled
 
@@ -116,18 +101,12 @@ class Settling:
             batch: one without records, of the same transaction.
             settled: how far time was settled before.
         """
-        until_s = float(math.floor(self._recorded_s - self._behind_s()))
+        until_s = float(math.floor(self._recorded_s - _BEHIND_S))
         if until_s <= settled.settled_s:
             return settled
         _settle(connection, batch, Window(settled.settled_s, until_s))
-        self._changes, self._settled_at_s = 0, self._recorded_s
+        self._changes = 0
         return replace(settled, settled_s=until_s)
-
-    def _behind_s(self) -> float:
-        """Return how far settled time stays behind the newest record."""
-        if self._changes / max(self._recorded_s - self._settled_at_s, 1.0) < _BUSY_CHANGES_PER_S:
-            return _BEHIND_S
-        return min(max(self._lateness.usual_s(), _BUSY_BEHIND_S), _BEHIND_S)
 
 
 def _settle(connection: Connection, batch: Batch, window: Window) -> None:

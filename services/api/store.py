@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event, select, text
@@ -17,7 +17,6 @@ from sqlalchemy import create_engine as sqlalchemy_engine
 from sqlalchemy.engine import URL, make_url
 
 from services.api.batches import Batch, upsert
-from services.api.findings import Observe, found_in, ignored
 from services.api.memo import Memo
 from services.api.projections.evolve import evolve
 from services.api.readers import ViewReader
@@ -33,6 +32,13 @@ _BUSY_TIMEOUT_MS = 10_000
 """How long SQLite waits for another process's lock; the fold's transactions take milliseconds."""
 
 _WHAT = "projections"
+
+Observe = Callable[[Batch], None]
+"""Takes note of what a batch of the fold has changed."""
+
+
+def ignored(_: Batch) -> None:
+    """Take no note of what a batch has changed."""
 
 
 class Store:
@@ -105,7 +111,7 @@ class Store:
 
         Args:
             records: of the log.
-            observe: called with what the records have brought, once that is committed.
+            observe: called with what the records have changed, once that is committed.
         """
         with database_errors(_WHAT), self._folding:
             try:
@@ -114,7 +120,7 @@ class Store:
             except BaseException:
                 self._batch.forget()
                 raise
-            observe(found_in(self._batch))
+            observe(self._batch)
             self._batch.end()
             return self._folded
 

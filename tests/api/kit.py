@@ -22,7 +22,7 @@ from services.api.feed import Feed
 from services.api.gateway import Gateway
 from services.api.ledger import History
 from services.api.live import Live
-from services.api.main import Folding, create_app, serve
+from services.api.main import create_app, serve
 from services.api.projections.evolve import evolve
 from services.api.service_levels import achieved_flop
 from services.api.settlement import settle_window
@@ -381,17 +381,15 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 
 @asynccontextmanager
-async def serving(
-    settings: Settings, bus: Bus, journal: Journal, folding: Folding = lambda url, _: Store(url)
-) -> AsyncIterator[Server]:
-    """Run the real service in this event loop; the process that folds in operation takes a second to load."""
+async def serving(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[Server]:
+    """Run the real service in this event loop."""
     run_dir = settings.run_dir
     data = run_dir / "corpus.txt"
     data.write_text("the cat sat on the mat. " * 50)
     context = Context(settings, bus, journal, asyncio.Event(), "api")
     port_file = run_dir / "services" / "api.port"
     port_file.unlink(missing_ok=True)
-    task = asyncio.create_task(serve(context, folding))
+    task = asyncio.create_task(serve(context))
     try:
 
         async def started() -> bool:

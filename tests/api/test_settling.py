@@ -20,7 +20,6 @@ from services.api import settling
 from services.api.accounts import Accounts
 from services.api.cost_models import Costs
 from services.api.costs import Period, incident_cost, report
-from services.api.lateness import Lateness
 from services.api.projections.evolve import evolve
 from services.api.settled_rows import SettledRows
 from services.api.store import Store
@@ -39,7 +38,6 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settle after every change, up to the present: much has to be given up again."""
     monkeypatch.setattr(settling, "_LEAST_CHANGES", 1)
     monkeypatch.setattr(settling, "_BEHIND_S", 0.0)
-    monkeypatch.setattr(settling, "_BUSY_BEHIND_S", 0.0)
 
 
 @contextmanager
@@ -178,30 +176,10 @@ def test_what_a_late_event_changes_is_settled_again(story: Story) -> None:
     assert_same(after, cost_report(story.views(), story.time(400)).categories)
 
 
-def test_of_many_changes_a_second_less_time_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the report stays the same."""
+def test_time_is_settled_once_where_faults_are_detected_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes late as a rule comes before the time is settled; the report is that of one batch."""
     monkeypatch.setattr(settling, "_LEAST_CHANGES", 64)
     monkeypatch.setattr(settling, "_BEHIND_S", 30.0)
-    monkeypatch.setattr(settling, "_BUSY_BEHIND_S", 5.0)
-    records = list(Course(5_000, step=timedelta(milliseconds=4)).records())
-    newest = records[-1].recorded_at
-    reports, open_s = [], []
-    for busy in (50.0, math.inf):
-        monkeypatch.setattr(settling, "_BUSY_CHANGES_PER_S", busy)
-        with folded(records, [250] * (len(records) // 250)) as store:
-            with store.reading() as views:
-                open_s.append(newest.timestamp() - settling.settled_time(views.connection).settled_s)
-            reports.append(settled_report(store, newest).model_dump())
-    assert open_s[0] < 10.0
-    assert open_s[1] >= 30.0
-    assert_same(reports[0], reports[1])
-
-
-def test_time_is_settled_once_however_late_faults_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes late as a rule stays open until then; what comes later than usual is settled again."""
-    monkeypatch.setattr(settling, "_LEAST_CHANGES", 64)
-    monkeypatch.setattr(settling, "_BEHIND_S", 30.0)
-    monkeypatch.setattr(settling, "_BUSY_BEHIND_S", 0.5)
     given_up: list[float] = []
     give_up = SettledRows.give_up
 
@@ -210,14 +188,13 @@ def test_time_is_settled_once_however_late_faults_are_detected(monkeypatch: pyte
         return give_up(rows, from_s)
 
     monkeypatch.setattr(SettledRows, "give_up", noted)
-    records = list(Course(7_500, step=timedelta(milliseconds=1), detection=timedelta(seconds=3)).records())
-    batches = len(records) // 250
-    with folded(records, [250] * batches) as store:
+    records = list(Course(3_000, step=timedelta(milliseconds=40), detection=timedelta(seconds=20)).records())
+    with folded(records, [100] * (len(records) // 100)) as store:
         with store.reading() as views:
             open_s = records[-1].recorded_at.timestamp() - settling.settled_time(views.connection).settled_s
         found = settled_report(store, records[-1].recorded_at).model_dump()
-    assert 3.0 <= open_s < 5.0
-    assert len(given_up) < batches // 10
+    assert 30.0 <= open_s < 40.0
+    assert given_up == []
     with folded(records, [len(records)]) as store:
         assert_same(found, settled_report(store, records[-1].recorded_at).model_dump())
 
@@ -259,19 +236,6 @@ def test_what_is_settled_behind_a_request_is_not_counted_twice() -> None:
         before = looked_at(store)
         store.settle()
         assert_same(looked_at(store), before)
-
-
-def test_how_late_changes_come_is_that_of_most_batches() -> None:
-    lateness = Lateness()
-    lateness.note(math.inf, 0.0)
-    assert lateness.usual_s() == 0.0  # it has changed nothing, and was the first
-    for second in range(100):
-        from_s = second - (20.0 if second % 16 == 0 else 1.5)
-        lateness.note(from_s, float(second) + 0.5)
-    assert lateness.usual_s() == 1.0  # behind the newest record of the batch before
-    for second in range(100, 140):
-        lateness.note(math.inf, float(second))
-    assert lateness.usual_s() == 0.0
 
 
 def test_a_limit_leaves_the_costliest_and_all_sums(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from services.api import present
-from services.api.findings import Found
+from services.api.fold_metrics import FoldMetrics
 from services.api.incident_parts import LEAST_LATE_S, REMEMBERED, median_s, stuck_s, with_duration
 from services.api.live import LiveState
 from services.api.postmortem import page
@@ -231,14 +232,15 @@ def test_a_task_that_is_stopped_was_not_healed_and_one_that_succeeds_was(story: 
 
 def test_no_metric_counts_a_failure_as_a_recovery(story: Story, tmp_path: Path) -> None:
     fail_after_restart(story)
-    found: list[Found] = []
+    registry = CollectorRegistry()
     store = Store(f"sqlite:///{tmp_path / 'projections.db'}")
     try:
-        store.fold(list(story.log.read_all()), found.append)
+        store.fold(list(story.log.read_all()), FoldMetrics(registry).folded)
     finally:
         store.close()
-    assert [one for batch in found for one in batch.detected]
-    assert [one for batch in found for one in batch.restored] == []
+    samples = {sample.name: sample for metric in registry.collect() for sample in metric.samples}
+    assert samples["unicron_incident_detection_seconds_count"].value > 0.0
+    assert "unicron_incident_recovery_seconds_count" not in samples
     assert story.views().cluster["cluster"].usual == {}
 
 

@@ -15,7 +15,7 @@ from services.api.event_items import event_json
 from services.api.gateway import Api, Gateway, as_json
 from services.api.models import EventRecord, Page
 from services.api.routers.parameters import NAMED, PROBLEMS, Limit, Since, Until, page_json, times
-from shared.errors import InvalidInput, Unavailable
+from shared.errors import InvalidInput, Unavailable, UnicronError
 from shared.events import EVENT_CLASSES
 from shared.log.log import EventLog
 from shared.unknown_names import nearest
@@ -27,9 +27,8 @@ KEEP_ALIVE_S = 15.0
 
 RETRY_S = 1.0
 """Pause before a stream reads a log again that is away. Its client stays connected."""
-PAUSE_S = 0.1
-"""Pause of a stream that has sent all there is: with many streams a look costs more than the events that it finds.
-Below that of the fold (``services/api/feed.py``), so that what it has folded next is not kept waiting."""
+MOST_EVENTS = 1000
+"""Events that a stream reads, and sends, at once."""
 
 After = Annotated[int | None, Query(ge=0, lt=2**63, description="only events behind this position")]
 
@@ -117,24 +116,46 @@ def _page(api: Gateway, after: int, limit: int, until: datetime | None, types: S
     return as_json(page_json(items, [row.position for row in rows], limit))
 
 
-async def _stream(api: Gateway, position: int, brief: bool, types: Sequence[str]) -> AsyncIterator[str | bytes]:
-    """Yield events behind ``position``. ``id`` is the position, from which a client that reconnects continues."""
+async def _stream(api: Gateway, position: int, brief: bool, types: Sequence[str]) -> AsyncIterator[str]:
+    """Yield events behind ``position``. ``id`` is the position, from which a client that reconnects continues.
+
+    A stream sends what has been folded: a client that asks on an event sees what the event has changed.
+    """
     yield ": unicron events\n\n"
-    wanted, silent_since = frozenset(types), time.monotonic()
+    silent_since = time.monotonic()
     while not api.feed.closed:
-        begun = position
-        try:
-            found, position = await api.tail.after(position, brief=brief, types=wanted)
-        except Unavailable:
-            yield ": waiting for the log\n\n"
-            await asyncio.sleep(RETRY_S)
-            continue
-        if found:
-            yield found
-            silent_since = time.monotonic()
-        if position > begun:
-            await asyncio.sleep(PAUSE_S if position >= api.feed.position else 0.0)
-        waits = position > begun or await api.feed.wait_beyond(position, timeout_s=KEEP_ALIVE_S)
+        until = min(api.feed.position, position + MOST_EVENTS)
+        if until > position:
+            try:
+                found, position = await asyncio.to_thread(_encoded, api.journal.log, position, until, brief, types)
+            except Unavailable:
+                yield ": waiting for the log\n\n"
+                await asyncio.sleep(RETRY_S)
+                continue
+            if found:
+                yield found
+                silent_since = time.monotonic()
+        waits = position < api.feed.position or await api.feed.wait_beyond(position, timeout_s=KEEP_ALIVE_S)
         if not waits or time.monotonic() - silent_since >= KEEP_ALIVE_S:
             yield ": keep-alive\n\n"
             silent_since = time.monotonic()
+
+
+def _encoded(log: EventLog, after: int, until: int, brief: bool, types: Sequence[str]) -> tuple[str, int]:
+    """Return the events of a part of the log as server-sent events, and the position up to which they are.
+
+    ``brief``: without their data. An event that cannot be read is an error once those before it have been sent.
+    """
+    parts: list[str] = []
+    position = after
+    for row in log.page(after=after, limit=until - after):
+        if not types or row.type in types:
+            try:
+                data = "{}" if brief else event_json(row)
+            except UnicronError:
+                if position == after:
+                    raise
+                break
+            parts.append(f"id: {row.position}\nevent: {row.type}\ndata: {data}\n\n")
+        position = int(row.position)
+    return "".join(parts), position
