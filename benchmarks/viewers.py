@@ -330,11 +330,12 @@ def lags(seen: Seen, times: list[float], first: int) -> list[float]:
         first: position of the first of them.
     """
     found, next_ = [], first
+    behind = first + len(times)
     for position, at_s in seen.positions:
-        if position >= next_:
+        if next_ <= position and next_ < behind:
             found.append(at_s - times[next_ - first])
             next_ = position + 1
-    return found if next_ >= first + len(times) else [*found, float("inf")]
+    return found if next_ >= behind else [*found, math.inf]
 
 
 def _report(report: Report, seen: list[Seen], times: list[float], first: int, quiet_at_s: float) -> None:
