@@ -63,9 +63,9 @@ def settle(claims: Iterable[Claim], allocated: Mapping[str, Sequence[Interval]] 
     """
     groups: dict[str, _Group] = {}
     if allocated is not None:
-        by_times: dict[tuple[Interval, ...], _Group] = {}
+        by_times: dict[int, _Group] = {}  # workers of the same times mostly have the same list of them
         for worker, times in allocated.items():
-            if (key := tuple(times)) not in by_times:
+            if (key := id(times)) not in by_times:
                 by_times[key] = _Group(outside(times))
             group = groups[worker] = by_times[key]
             group.count += 1

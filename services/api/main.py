@@ -26,6 +26,7 @@ from services.api.fold_metrics import FoldMetrics
 from services.api.gateway import Gateway
 from services.api.http_policy import HttpPolicy
 from services.api.incident_notices import IncidentNotices
+from services.api.joined_answers import JoinedAnswers
 from services.api.live import Live
 from services.api.log_positions import PositionHeader, add_to_reads
 from services.api.postmortem import page as postmortem_page
@@ -120,6 +121,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.state.gateway = gateway
     postmortem_page.load()
     settings = gateway.settings
+    app.add_middleware(JoinedAnswers)
     app.add_middleware(PositionHeader, feed=gateway.feed)
     app.add_middleware(
         Access,

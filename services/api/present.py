@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC
 from typing import Final
 
@@ -182,11 +182,18 @@ def plan_summary(view: PlanView) -> PlanSummary:
     )
 
 
-def node(view: NodeView, live: LiveState, tasks: list[TaskView]) -> Node:
-    """Return a node; the tasks of its workers come from its heartbeat, or from the log while there is no heartbeat."""
-    assigned = {
+def assigned_ranks(tasks: Iterable[TaskView]) -> dict[str, tuple[str, int]]:
+    """Return the task and the rank of each worker that the log gives to a task."""
+    return {
         member.worker: (task.name, member.rank) for task in tasks if task.state not in ENDED for member in task.members
     }
+
+
+def node(view: NodeView, live: LiveState, assigned: Mapping[str, tuple[str, int]]) -> Node:
+    """Return a node; the tasks of its workers come from its heartbeat, or while there is none from the log.
+
+    ``assigned``: as ``assigned_ranks`` returns it, of which the nodes of a list need one together.
+    """
     heartbeat = live.heartbeats.get(view.name) if view.state not in AWAY else None
     devices = _devices(heartbeat, live.device_readings.get(view.name, [])) if heartbeat is not None else []
     device_of = {worker: device.device for device in devices for worker in device.workers}
@@ -194,13 +201,21 @@ def node(view: NodeView, live: LiveState, tasks: list[TaskView]) -> Node:
     slow = {one.worker: one.slowdown for one in view.slow}
     for worker in view.workers:
         status = live.worker(worker) if view.state in AGENT_LIVES else None
-        shown = _worker(worker, view, status, assigned.get(worker))
-        changes = {"slowdown": slow.get(worker, 1.0), "device": device_of.get(worker)}
-        workers.append(shown.model_copy(update=changes))
-    state, reason = _node_state(view, live.reachability)
+        state, task_name, rank = _use(worker, view, status, assigned)
+        workers.append(
+            NodeWorker(
+                worker=worker,
+                task=task_name,
+                rank=rank,
+                state=state,
+                slowdown=slow.get(worker, 1.0),
+                device=device_of.get(worker),
+            )
+        )
+    shown_state, reason = _node_state(view, live.reachability)
     return Node(
         name=view.name,
-        state=state,
+        state=shown_state,
         recorded_state=view.state,
         reason=reason,
         incarnation=view.incarnation,
@@ -254,10 +269,12 @@ def _node_state(view: NodeView, seen: Reachability) -> tuple[ShownNodeState, str
     return UNREACHABLE, f"{silent}: nothing shows that it is lost"
 
 
-def _worker(worker: str, node: NodeView, status: WorkerStatus | None, assigned: tuple[str, int] | None) -> NodeWorker:
+def _use(
+    worker: str, node: NodeView, status: WorkerStatus | None, assigned: Mapping[str, tuple[str, int]]
+) -> tuple[str, str | None, int | None]:
+    """Return a worker's state, and the task and the rank that it has."""
     if node.state not in AGENT_LIVES:
-        return NodeWorker(worker=worker, task=None, rank=None, state=node.state.value)
+        return node.state.value, None, None
     if status is not None:
-        return NodeWorker(worker=worker, task=status.task, rank=status.rank, state=status.state)
-    task_name, rank = assigned if assigned is not None else (None, None)
-    return NodeWorker(worker=worker, task=task_name, rank=rank, state="unknown")
+        return status.state, status.task, status.rank
+    return "unknown", *assigned.get(worker, (None, None))

@@ -45,18 +45,28 @@ def interval(span: SpanView) -> Interval:
 
 
 def allocated_intervals(spans: Iterable[SpanView], window: Window) -> dict[str, Sequence[Interval]]:
-    """Return when each worker was allocated in the window: disjoint intervals in order."""
-    found: dict[str, list[Interval]] = {}
+    """Return when each worker was allocated in the window: disjoint intervals in order.
+
+    Workers of the same times have one list of them, which tells that they are of one kind without a look at each.
+    """
+    by_workers: dict[tuple[str, ...], list[Interval]] = {}
     for span in spans:
         if span.kind in NODE_SPANS:
             start, end = window.clip(*interval(span))
-            for worker in span.workers if end > start else ():
-                found.setdefault(worker, []).append((start, end))
-    unions: dict[tuple[Interval, ...], list[Interval]] = {}  # workers of a node have the same times
-    for intervals in found.values():
-        if (times := tuple(intervals)) not in unions:
-            unions[times] = union(times)
-    return {worker: unions[tuple(intervals)] for worker, intervals in found.items()}
+            if end > start:
+                by_workers.setdefault(tuple(span.workers), []).append((start, end))
+    unions: dict[tuple[Interval, ...], list[Interval]] = {}
+
+    def joined(intervals: Iterable[Interval]) -> list[Interval]:
+        times = tuple(union(intervals))
+        return unions.setdefault(times, list(times))
+
+    found: dict[str, Sequence[Interval]] = {}
+    for workers, intervals in by_workers.items():
+        times = joined(intervals)
+        for worker in workers:
+            found[worker] = joined([*found[worker], *times]) if worker in found else times
+    return found
 
 
 def held_worker_s(claims: Iterable[Claim], allocated: Mapping[str, Sequence[Interval]] | None = None) -> float:
@@ -68,16 +78,22 @@ def held_worker_s(claims: Iterable[Claim], allocated: Mapping[str, Sequence[Inte
     for claim in claims:
         if claim.end_s > claim.start_s:
             by_workers.setdefault(claim.workers, []).append((claim.start_s, claim.end_s))
-    covered: dict[str, list[Interval]] = {}
-    for workers, intervals in by_workers.items():
-        joined = union(intervals)
+    covered = [union(intervals) for intervals in by_workers.values()]
+    sets_of: dict[str, list[int]] = {}
+    for index, workers in enumerate(by_workers):
         for worker in workers:
-            covered.setdefault(worker, []).extend(joined)
+            sets_of.setdefault(worker, []).append(index)
+    everything: Sequence[Interval] = ((-math.inf, math.inf),)
+    # Workers of the same sets and of the same allocated times are swept together.
+    alike: dict[tuple[tuple[int, ...], int], tuple[Sequence[Interval], int]] = {}
+    for worker, sets in sets_of.items():
+        within = everything if allocated is None else allocated.get(worker, ())
+        key = tuple(sets), id(within)
+        alike[key] = within, alike[key][1] + 1 if key in alike else 1
     held = 0.0
-    for worker, intervals in covered.items():
-        joined = union(intervals)
-        within = ((-math.inf, math.inf),) if allocated is None else allocated.get(worker, ())
-        held += sum(high - low for start, end in within for low, high in overlapping(joined, start, end))
+    for (sets, _), (within, count) in alike.items():
+        joined = union(piece for index in sets for piece in covered[index])
+        held += count * sum(high - low for start, end in within for low, high in overlapping(joined, start, end))
     return held
 
 
@@ -137,14 +153,16 @@ def unused_claims(spans: Sequence[SpanView], window: Window) -> Iterator[Claim]:
     anything = wanted.pop("", [])
     wanted = {hardware: union([*intervals, *anything]) for hardware, intervals in wanted.items()}
     anything = union(anything)
+    # Nodes of the same times and of the same kind are claimed together: one that is idle has no claim of its own.
+    alike: dict[tuple[float, float, str | None], dict[str, None]] = {}
     for span in spans:
-        if span.kind not in NODE_SPANS:
-            continue
-        start, end = window.clip(*interval(span))
-        if end <= start:
-            continue
-        idle = wanted.get(span.hardware, anything) if span.kind is SpanKind.OPEN else []
-        workers = tuple(span.workers)
-        for low, high in overlapping(idle, start, end):
+        if span.kind in NODE_SPANS:
+            start, end = window.clip(*interval(span))
+            if end > start:
+                key = start, end, span.hardware if span.kind is SpanKind.OPEN else None
+                alike.setdefault(key, {}).update(dict.fromkeys(span.workers))
+    for (start, end, hardware), found in alike.items():
+        workers = tuple(found)
+        for low, high in overlapping(wanted.get(hardware, anything), start, end) if hardware is not None else ():
             yield Claim(workers, low, high, Part.IDLE, "")
         yield Claim(workers, start, end, Part.UNSCHEDULED, "")

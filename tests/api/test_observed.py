@@ -100,7 +100,7 @@ class History:
 
     def slowdowns(self) -> list[float]:
         tasks = list(self.views.tasks.values())
-        nodes = [present.node(view, LiveState(), tasks) for view in self.views.nodes.values()]
+        nodes = [present.node(view, LiveState(), present.assigned_ranks(tasks)) for view in self.views.nodes.values()]
         return [worker.slowdown for node in nodes for worker in node.workers]
 
 

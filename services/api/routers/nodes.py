@@ -15,7 +15,7 @@ from services.api.readers import ViewReader
 from services.api.routers.bodies import described, options
 from services.api.routers.parameters import CHANGE, NAMED, PROBLEMS, Cursor, Limit, NodeName, page
 from services.api.tables import NODES, TASKS
-from services.api.views import NodeView, TaskView
+from services.api.views import NodeView
 from shared.tasks import ENDED, TaskState
 
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"], responses=PROBLEMS)
@@ -23,9 +23,9 @@ router = APIRouter(prefix="/v1/nodes", tags=["nodes"], responses=PROBLEMS)
 _GOING_ON = tuple(state.value for state in TaskState if state not in ENDED)
 
 
-def _tasks(views: ViewReader) -> list[TaskView]:
-    """Return the tasks that may have workers, which those that have ended have not."""
-    return views.page(TASKS, states=_GOING_ON)
+def _assigned(views: ViewReader) -> dict[str, tuple[str, int]]:
+    """Return what tasks have of workers; those that have ended have none."""
+    return present.assigned_ranks(views.page(TASKS, states=_GOING_ON))
 
 
 @router.get("", response_model=Page[Node])
@@ -47,8 +47,8 @@ async def nodes(
 
     def answer(views: ViewReader) -> Page[Node]:
         found = views.page(NODES, after=cursor, limit=limit + 1, states=logged)
-        tasks = _tasks(views)
-        shown = page([present.node(view, live, tasks) for view in found], [view.position for view in found], limit)
+        assigned = _assigned(views)
+        shown = page([present.node(view, live, assigned) for view in found], [view.position for view in found], limit)
         return Page(items=[n for n in shown.items if not wanted or n.state in wanted], next_cursor=shown.next_cursor)
 
     return await api.answer(answer)
@@ -58,7 +58,7 @@ async def nodes(
 async def node(name: NodeName, api: Api) -> Node:
     """Show a node."""
     live = api.live.state()
-    return await api.read(lambda views: present.node(views.find(NODES, name), live, _tasks(views)))
+    return await api.read(lambda views: present.node(views.find(NODES, name), live, _assigned(views)))
 
 
 @router.post("/{name}/cordon", responses=CHANGE, openapi_extra=described(NodeRequest))
@@ -96,4 +96,4 @@ async def restart_agent(name: NodeName, api: Api, _: Operator) -> Node:
 
 async def _shown(api: Gateway, view: NodeView) -> Node:
     live = api.live.state()
-    return await api.read(lambda views: present.node(view, live, _tasks(views)))
+    return await api.read(lambda views: present.node(view, live, _assigned(views)))
