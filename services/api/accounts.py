@@ -169,12 +169,8 @@ class Accounts:
 
         def settle() -> OpenTime:
             settled_s = self._settled.settled_s
-
-            def behind(from_s: float) -> History:
-                return history_of(self._connection, self._views, Window(from_s, math.inf))
-
-            history = behind(settled_s)
-            return OpenTime.of(history, self._tasks(history), settled_s, behind)
+            history = history_of(self._connection, self._views, Window(settled_s, math.inf))
+            return OpenTime.of(history, self._tasks(history), settled_s)
 
         return self._views.known(OpenTime, settle)
 

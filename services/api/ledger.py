@@ -166,6 +166,26 @@ class Ledger:
         """Return the kind of a claim's incident, or the trigger of its plan; empty where neither is the cause."""
         return self.kinds.get(claim.incident, claim.cause)
 
+    def within(self, window: Window) -> Ledger:
+        """Return what of the charges lies in a part of the window."""
+        charges = []
+        for charge in self.charges:
+            if part := _part(charge.intervals, window):
+                charges.append(charge._replace(intervals=tuple(part)))
+        # Workers of the same times go on having one list of them.
+        distinct = {id(intervals): intervals for intervals in self.allocated.values()}
+        times = {key: _part(intervals, window) for key, intervals in distinct.items()}
+        return Ledger(
+            claims=[claim for claim in self.claims if window.has(claim.start_s, claim.end_s)],
+            charges=charges,
+            allocated={worker: times[id(intervals)] for worker, intervals in self.allocated.items()},
+            kinds=self.kinds,
+        )
+
+
+def _part(intervals: Sequence[Interval], window: Window) -> list[Interval]:
+    return list(overlapping(intervals, window.start_s, window.end_s))
+
 
 def ledger(history: History, as_of: datetime, window: Window | None = None) -> Ledger:
     """Settle everything up to ``as_of``. ``window``: what to charge; None: all time up to then."""

@@ -1,20 +1,20 @@
 """The open time: what is not settled yet, which requests settle once for each state of the projections.
 
 Behind the latest time that the log says anything of, each second of each worker goes to the same claim as the second
-before, until the log has a further event. So amounts grow evenly from then on: it takes one settlement up to that time,
-and one of a second behind it, to know the amounts up to any later present.
+before, until the log has a further event. So amounts grow evenly from then on: it takes one settlement, up to a second
+behind that time, to know the amounts up to any later present.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from services.api.claim_times import last_bound_s
-from services.api.ledger import History
-from services.api.settlement import COLUMNS, Amounts, Sums, settle_window
+from services.api.ledger import History, ledger
+from services.api.settlement import COLUMNS, Amounts, Sums, sums_of
 from services.api.span_claims import Window
 from services.api.views import TaskView
 
@@ -40,7 +40,6 @@ class OpenTime:
         history: History,
         tasks: Mapping[str, TaskView],
         settled_s: float,
-        behind: Callable[[float], History],
     ) -> OpenTime:
         """Settle the time from ``settled_s`` on.
 
@@ -48,14 +47,16 @@ class OpenTime:
             history: as for ``settle_window``.
             tasks: the same.
             settled_s: when the open time begins, seconds since the epoch.
-            behind: returns the part of the history that reaches behind a time: mostly a small one.
         """
         last_s = max(last_bound_s(history.plans, history.incidents, history.spans, tasks.values()), settled_s, 0.0)
         until_s = math.ceil(last_s * _GRID) / _GRID
+        behind = Window(until_s, until_s + 1.0)
+        book = ledger(history, datetime.fromtimestamp(behind.end_s, UTC), Window(settled_s, behind.end_s))
+        passed = Window(settled_s, until_s)
         return cls(
             until_s,
-            sums=_settled(history, tasks, Window(settled_s, until_s)),
-            each_s=_settled(behind(until_s), tasks, Window(until_s, until_s + 1.0)),
+            sums=sums_of(book.within(passed), history, tasks, passed),
+            each_s=sums_of(book.within(behind), history, tasks, behind),
         )
 
     def up_to(self, end_s: float, dimension: str, keys: Iterable[str] | None = None) -> dict[str, Amounts]:
@@ -75,8 +76,3 @@ class OpenTime:
     def keys(self, dimension: str) -> set[str]:
         """Return the keys that have amounts in the open time, or will have."""
         return self.sums[dimension].keys() | self.each_s[dimension].keys()
-
-
-def _settled(history: History, tasks: Mapping[str, TaskView], window: Window) -> Sums:
-    """Return the amounts of a window, as of its end."""
-    return settle_window(history, tasks, window, datetime.fromtimestamp(window.end_s, UTC))

@@ -15,7 +15,7 @@ from services.api.charges import Charge
 from services.api.claims import FAILURE_PARTS, Claim, Part
 from services.api.ledger import CATEGORIES, History, Ledger, ledger
 from services.api.service_levels import healthy_flop, trained_s
-from services.api.span_claims import Window, held_worker_s
+from services.api.span_claims import Window, allocated_worker_s, held_worker_s
 from services.api.views import TaskView
 
 DAY_S = 86_400.0
@@ -104,20 +104,23 @@ def sums_of(book: Ledger, history: History, tasks: Mapping[str, TaskView], windo
     whole = no_amounts()
     by_task, by_node, by_cause, by_incident = (defaultdict[str, Amounts](no_amounts) for _ in range(4))
     training: dict[str, list[Charge]] = {}
-    # How many of some workers each node has: charges are mostly of the same ones.
-    on_nodes: dict[tuple[str, ...], Counter[str]] = {}
+    # What each of some workers is charged: many charges are of the same ones, whose nodes are looked up once.
+    shares = defaultdict[tuple[str, ...], Amounts](no_amounts)
     for charge in book.charges:
         claim, each_s = charge.claim, charge.each_s
         worker_s = len(charge.workers) * each_s
         for amounts in (whole, by_task[claim.task], by_cause[book.cause(claim)], by_incident[claim.incident]):
             add_worker_s(amounts, claim, worker_s)
-        if charge.workers not in on_nodes:
-            on_nodes[charge.workers] = Counter(worker.rpartition("/")[0] for worker in charge.workers)
-        for node, workers in on_nodes[charge.workers].items():
-            add_worker_s(by_node[node], claim, workers * each_s)
+        add_worker_s(shares[charge.workers], claim, each_s)
         if claim.part is Part.TRAINING:
             training.setdefault(claim.task, []).append(charge)
-    whole["allocated_worker_s"] = sum(high - low for intervals in book.allocated.values() for low, high in intervals)
+    for workers, each in shares.items():
+        charged = [(name, amount) for name, amount in each.items() if amount]
+        for node, count in Counter(worker.rpartition("/")[0] for worker in workers).items():
+            amounts = by_node[node]
+            for name, amount in charged:
+                amounts[name] += count * amount
+    whole["allocated_worker_s"] = allocated_worker_s(book.allocated)
     used = (claim for claim in book.claims if claim.part not in _UNUSED)
     whole["held_worker_s"] = held_worker_s(used, book.allocated)
     whole["by_task_worker_s"] = sum(map(failure_worker_s, by_task.values()))

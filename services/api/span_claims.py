@@ -7,6 +7,7 @@ allocated at all: outside of them nothing is charged.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -69,6 +70,13 @@ def allocated_intervals(spans: Iterable[SpanView], window: Window) -> dict[str, 
     return found
 
 
+def allocated_worker_s(allocated: Mapping[str, Sequence[Interval]]) -> float:
+    """Return the worker-seconds of times of workers, of whom many have one list."""
+    lists = {id(intervals): intervals for intervals in allocated.values()}
+    counts = Counter(map(id, allocated.values()))
+    return sum(counts[key] * sum(high - low for low, high in intervals) for key, intervals in lists.items())
+
+
 def held_worker_s(claims: Iterable[Claim], allocated: Mapping[str, Sequence[Interval]] | None = None) -> float:
     """Return the worker-seconds that claims cover: for each worker the length of their union (by a sweep).
 
@@ -91,8 +99,8 @@ def held_worker_s(claims: Iterable[Claim], allocated: Mapping[str, Sequence[Inte
         key = tuple(sets), id(within)
         alike[key] = within, alike[key][1] + 1 if key in alike else 1
     held = 0.0
-    for (sets, _), (within, count) in alike.items():
-        joined = union(piece for index in sets for piece in covered[index])
+    for (indices, _), (within, count) in alike.items():
+        joined = union(piece for index in indices for piece in covered[index])
         held += count * sum(high - low for start, end in within for low, high in overlapping(joined, start, end))
     return held
 
