@@ -7,7 +7,7 @@ cost does not grow with the history; that of a window grows with the settled tim
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from sqlalchemy import func, select
@@ -71,7 +71,7 @@ class Accounts:
             sums = self._window(Window(-math.inf, until_s))
         else:
             sums = self._rows.totals(INCIDENT, wanted)
-            add(sums, self._open(until_s, (INCIDENT,), wanted))
+            add(sums, self._open(until_s, (INCIDENT,), wanted, self._open_time(OpenTime.of_incidents)))
         return {name: amounts for name, amounts in sums[INCIDENT].items() if name in wanted}
 
     def account(
@@ -137,7 +137,7 @@ class Accounts:
                     settled[dimension] |= self._rows.totals(dimension, open_time.keys(dimension))[dimension]
             return settled
 
-        sums = self._open(window.end_s, DIMENSIONS)
+        sums = self._open(window.end_s, DIMENSIONS, None, open_time)
         add(sums, find() if limit is None else self._views.known(("totals", limit), find))
         return sums
 
@@ -157,22 +157,24 @@ class Accounts:
             add(sums, self._settle(edge))
         return sums
 
-    def _open(self, until_s: float, dimensions: Iterable[str], keys: Iterable[str] | None = None) -> Sums:
+    def _open(self, until_s: float, dimensions: Iterable[str], keys: Iterable[str] | None, open_time: OpenTime) -> Sums:
         """Return amounts of the time behind the settled one. ``keys``: only these; None: all."""
-        open_time = self._open_time()
         if until_s >= open_time.until_s:
             return {dimension: open_time.up_to(until_s, dimension, keys) for dimension in dimensions}
         return self._settle(Window(self._settled.settled_s, until_s))
 
-    def _open_time(self) -> OpenTime:
+    def _open_time(self, of: Callable[[History, Mapping[str, TaskView], float], OpenTime] = OpenTime.of) -> OpenTime:
         """Return the time behind the settled one, which the first request at a position settles."""
 
         def settle() -> OpenTime:
-            settled_s = self._settled.settled_s
-            history = history_of(self._connection, self._views, Window(settled_s, math.inf))
-            return OpenTime.of(history, self._tasks(history), settled_s)
+            history, tasks = self._views.known(History, self._open_history)
+            return of(history, tasks, self._settled.settled_s)
 
-        return self._views.known(OpenTime, settle)
+        return self._views.known(of, settle)
+
+    def _open_history(self) -> tuple[History, Mapping[str, TaskView]]:
+        history = history_of(self._connection, self._views, Window(self._settled.settled_s, math.inf))
+        return history, self._tasks(history)
 
     def _settle(self, window: Window) -> Sums:
         """Settle a time for this request."""

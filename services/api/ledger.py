@@ -58,7 +58,12 @@ class History:
 
 
 def all_claims(history: History, window: Window, as_of: datetime) -> list[Claim]:
-    """Return every claim, in the order in which seconds are charged: that of the kinds (``CATEGORIES``).
+    """Return every claim, in the order in which seconds are charged: that of the kinds (``CATEGORIES``)."""
+    return [*used_claims(history, window, as_of), *unused_claims(history.spans, window)]
+
+
+def used_claims(history: History, window: Window, as_of: datetime) -> list[Claim]:
+    """Return the claims of plans and of incidents: all that come before those on time that nobody uses.
 
     Within a kind the oldest incident comes first. A worker that an incident has taken from a task is sub-healthy also
     while it trains for a task of a lower weight; so training and sub-healthy time come by weight. What no claim of a
@@ -91,7 +96,6 @@ def all_claims(history: History, window: Window, as_of: datetime) -> list[Claim]
         *by_part[Part.RECOMPUTE],
         *lost_claims(spans, window),
         *(claim for _, claim in weighted),
-        *unused_claims(spans, window),
     ]
 
 
@@ -187,11 +191,19 @@ def _part(intervals: Sequence[Interval], window: Window) -> list[Interval]:
     return list(overlapping(intervals, window.start_s, window.end_s))
 
 
-def ledger(history: History, as_of: datetime, window: Window | None = None) -> Ledger:
-    """Settle everything up to ``as_of``. ``window``: what to charge; None: all time up to then."""
+def ledger(history: History, as_of: datetime, window: Window | None = None, *, unused: bool = True) -> Ledger:
+    """Settle everything up to ``as_of``.
+
+    Args:
+        history: the views.
+        as_of: stands in for times to come.
+        window: what to charge; None: all time up to then.
+        unused: whether to charge time that nobody uses, too: no incident has any of it.
+    """
     as_of = history.present(as_of)
     window = window or Window.of(None, as_of)
-    claims, allocated = all_claims(history, window, as_of), allocated_intervals(history.spans, window)
+    claims = (all_claims if unused else used_claims)(history, window, as_of)
+    allocated = allocated_intervals(history.spans, window)
     return Ledger(
         claims=claims,
         charges=settle(claims, allocated),

@@ -8,13 +8,13 @@ behind that time, to know the amounts up to any later present.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from services.api.claim_times import last_bound_s
-from services.api.ledger import History, ledger
-from services.api.settlement import COLUMNS, Amounts, Sums, sums_of
+from services.api.ledger import History, Ledger, ledger
+from services.api.settlement import COLUMNS, Amounts, Sums, incident_sums, sums_of
 from services.api.span_claims import Window
 from services.api.views import TaskView
 
@@ -35,29 +35,32 @@ class OpenTime:
     each_s: Sums
 
     @classmethod
-    def of(
+    def of(cls, history: History, tasks: Mapping[str, TaskView], settled_s: float) -> OpenTime:
+        """Settle the time from ``settled_s`` on, seconds since the epoch; the others are as for ``settle_window``."""
+        until_s = _grows_from_s(history, tasks, settled_s)
+        return cls._of(history, settled_s, until_s, lambda book, part: sums_of(book, history, tasks, part))
+
+    @classmethod
+    def of_incidents(cls, history: History, tasks: Mapping[str, TaskView], settled_s: float) -> OpenTime:
+        """Settle what incidents have of the time, as ``of`` does: lists of incidents need no more, and ask often."""
+        until_s = _grows_from_s(history, tasks, settled_s)
+        return cls._of(history, settled_s, until_s, lambda book, _: incident_sums(book), unused=False)
+
+    @classmethod
+    def _of(
         cls,
         history: History,
-        tasks: Mapping[str, TaskView],
         settled_s: float,
+        until_s: float,
+        add_up: Callable[[Ledger, Window], Sums],
+        *,
+        unused: bool = True,
     ) -> OpenTime:
-        """Settle the time from ``settled_s`` on.
-
-        Args:
-            history: as for ``settle_window``.
-            tasks: the same.
-            settled_s: when the open time begins, seconds since the epoch.
-        """
-        last_s = max(last_bound_s(history.plans, history.incidents, history.spans, tasks.values()), settled_s, 0.0)
-        until_s = math.ceil(last_s * _GRID) / _GRID
-        behind = Window(until_s, until_s + 1.0)
-        book = ledger(history, datetime.fromtimestamp(behind.end_s, UTC), Window(settled_s, behind.end_s))
-        passed = Window(settled_s, until_s)
-        return cls(
-            until_s,
-            sums=sums_of(book.within(passed), history, tasks, passed),
-            each_s=sums_of(book.within(behind), history, tasks, behind),
-        )
+        passed, behind = Window(settled_s, until_s), Window(until_s, until_s + 1.0)
+        whole = Window(settled_s, behind.end_s)
+        book = ledger(history, datetime.fromtimestamp(behind.end_s, UTC), whole, unused=unused)
+        sums, each_s = (add_up(book.within(part), part) for part in (passed, behind))
+        return cls(until_s, sums, each_s)
 
     def up_to(self, end_s: float, dimension: str, keys: Iterable[str] | None = None) -> dict[str, Amounts]:
         """Return the amounts up to a time that is not before ``until_s``, by key; ``keys``: only these; None: all."""
@@ -76,3 +79,9 @@ class OpenTime:
     def keys(self, dimension: str) -> set[str]:
         """Return the keys that have amounts in the open time, or will have."""
         return self.sums[dimension].keys() | self.each_s[dimension].keys()
+
+
+def _grows_from_s(history: History, tasks: Mapping[str, TaskView], settled_s: float) -> float:
+    """Return the time from which amounts grow evenly."""
+    last_s = max(last_bound_s(history.plans, history.incidents, history.spans, tasks.values()), settled_s, 0.0)
+    return math.ceil(last_s * _GRID) / _GRID

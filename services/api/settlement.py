@@ -140,6 +140,14 @@ def sums_of(book: Ledger, history: History, tasks: Mapping[str, TaskView], windo
     }
 
 
+def incident_sums(book: Ledger) -> Sums:
+    """Return the amounts of the charges by incident alone."""
+    by_incident = defaultdict[str, Amounts](no_amounts)
+    for charge in book.charges:
+        add_worker_s(by_incident[charge.claim.incident], charge.claim, charge.worker_s)
+    return {INCIDENT: dict(by_incident)}
+
+
 def cut_at_days(start_s: float, end_s: float, first_s: float) -> Iterator[Window]:
     """Yield the parts of a time that lie in one day of UTC each; nothing is cut before ``first_s``."""
     low = start_s
