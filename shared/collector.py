@@ -16,16 +16,11 @@ THRESHOLDS = (100_000, 20, 20)
 """New objects between two collections, and collections of each generation between two of the next: those of some plans
 of 2,048 nodes, so that most are gone when they are looked at. 100,000 small objects take 10 MB."""
 
-SHORT_PAUSES = (25_000, 80, 20)
-"""For a process whose answers are waited for. To look at 100,000 objects of the views of a thousand events a second
-stopped all threads of the gateway for up to 0.26 s, to look at 10,000 for up to 0.04 s, in twice the time all told
-(``gc.callbacks`` during ``benchmarks/gateway.py``): so a number between them."""
 
-
-def collect_seldom(thresholds: tuple[int, int, int]) -> None:
+def collect_seldom() -> None:
     """Have the collector run seldom in this process from now on, and not look at what there is already."""
     gc.freeze()
-    gc.set_threshold(*thresholds)
+    gc.set_threshold(*THRESHOLDS)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from pydantic import Field, TypeAdapter
 from shared import cancellation, common_time, metrics
 from shared.bus import Bus
 from shared.clock import PROCESS_CLOCK
-from shared.collector import THRESHOLDS, collect_seldom
+from shared.collector import collect_seldom
 from shared.credentials import Credential
 from shared.dropped import DroppedMessages
 from shared.endpoints import listening
@@ -110,18 +110,15 @@ class Context:
             raise RuntimeError("this process was started without a journal")
         return self.opened
 
-    def ready(self, thresholds: tuple[int, int, int] = THRESHOLDS) -> None:
+    def ready(self) -> None:
         """Report that the service works from now on: with a line ``ready`` on stdout, and in its health.
 
         What the process has loaded by then stays for as long as it lives. Frozen, it is not visited by the garbage
         collector, which otherwise stops the process for a tenth of a second or more each time it visits everything.
         What is made from then on, the collector visits seldom.
-
-        Args:
-            thresholds: of the collector (``shared.collector``).
         """
         if not self.is_ready:
-            collect_seldom(thresholds)
+            collect_seldom()
             self.is_ready = True
             print("ready", flush=True)
 

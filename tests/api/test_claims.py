@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from services.api.claims import Claim, IncidentTimes, Part, failure_claims, planned_claims, start_claims
-from services.api.views import Impact
+from services.api.span_claims import Window, allocated_intervals, held_worker_s, unused_claims
+from services.api.views import Impact, SpanKind, SpanView
 from tests.api.kit import START
 
 TWO = ["n0/0", "n1/0"]
@@ -96,3 +97,30 @@ def test_a_task_that_had_no_workers_loses_nothing_while_it_starts() -> None:
 
 def test_a_span_that_ends_as_it_begins_is_no_claim() -> None:
     assert start_claims(impact(after=[*TWO, "n2/0"], restored_at=at(102)), "", at(200)) == []
+
+
+def idle_node(number: int, **fields: Any) -> SpanView:
+    name = f"n{number}"
+    workers = [f"{name}/{slot}" for slot in range(8)]
+    return SpanView(
+        id=name, position=number, kind=SpanKind.OPEN, start=at(number), node=name, workers=workers, **fields
+    )
+
+
+def test_nodes_of_the_same_times_are_claimed_together() -> None:
+    spans = [*(idle_node(number, hardware="a") for number in range(50)), idle_node(50, hardware="b")]
+    window = Window(at(100).timestamp(), at(110).timestamp())
+    claims = list(unused_claims(spans, window))
+    assert [len(one.workers) for one in claims] == [400, 8]
+    allocated = allocated_intervals(spans, window)
+    assert len({id(times) for times in allocated.values()}) == 1
+    assert held_worker_s(claims, allocated) == 408 * 10.0
+
+
+def test_a_worker_whose_node_has_others_later_has_the_times_of_both() -> None:
+    first = idle_node(0, hardware="a").model_copy(update={"end": at(10)})
+    second = idle_node(0, hardware="a").model_copy(update={"start": at(20), "workers": ["n0/0", "n0/8"]})
+    allocated = allocated_intervals([first, second], Window.of(None, at(30)))
+    low, high = at(20).timestamp(), at(30).timestamp()
+    assert allocated["n0/0"] == [(at(0).timestamp(), at(10).timestamp()), (low, high)]
+    assert (allocated["n0/1"], allocated["n0/8"]) == ([(at(0).timestamp(), at(10).timestamp())], [(low, high)])

@@ -24,7 +24,6 @@ from services.planner.state_snapshot import KEPT as PLANNER
 from services.transition import main as transition
 from services.transition.state_snapshot import KEPT as TRANSITION
 from shared.bus import Bus
-from shared.collector import THRESHOLDS
 from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.log.state_snapshots import KeptState, StateSnapshots
@@ -52,8 +51,8 @@ class Started(Context):
 
     began: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def ready(self, thresholds: tuple[int, int, int] = THRESHOLDS) -> None:
-        super().ready(thresholds)
+    def ready(self) -> None:
+        super().ready()
         self.began.set()
 
 
