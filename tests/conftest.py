@@ -6,21 +6,19 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import hypothesis
 import pytest
 
 from shared.bus import Bus
 from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.settings import Settings
+from tests.examples import load_profile
 from tests.nats_server import OpenServer
 from tests.postgres import PostgresServer, empty_schema, find_binaries
 
 GIVEN_URL = "UNICRON_TEST_POSTGRES_URL"
 
-# An example that a machine stalls is not wrong.
-hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("tests")
+load_profile()
 
 
 @pytest.fixture

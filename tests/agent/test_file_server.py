@@ -200,7 +200,7 @@ NAMES = st.one_of(
     worker=st.one_of(NAMES, st.builds("{}/0".format, NAMES)),
     generation=st.one_of(st.just(1), NAMES),
 )
-@examples(max_examples=300, deadline=None)
+@examples(deadline=None)
 def test_no_name_leads_out_of_the_tasks_folders(
     folders: Path, kind: str, task: Any, worker: Any, generation: Any
 ) -> None:
@@ -213,14 +213,14 @@ def test_no_name_leads_out_of_the_tasks_folders(
 
 
 @given(message=ill_formed(SAMPLES))
-@examples(max_examples=300, deadline=None)
+@examples(deadline=None)
 def test_whatever_comes_is_answered(folders: Path, message: bytes) -> None:
     reply = json.loads(served(folders, message).partition(b"\n")[0])
     assert reply["ok"] or reply["code"] in ("undecodable", "not-found", "unavailable")
 
 
 @given(message=st.one_of(ill_formed([*REPLIES]), st.binary(max_size=100)), data=st.binary(max_size=20))
-@examples(max_examples=200, deadline=None)
+@examples(deadline=None)
 def test_whatever_a_node_answers_is_a_reply_or_a_known_error(message: bytes, data: bytes) -> None:
     try:
         unpack(message + b"\n" + data)

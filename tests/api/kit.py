@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -82,11 +81,6 @@ def stage(generation: int, workers: list[str], *, kind: Any = "boundary", source
             for rank, worker in enumerate(workers)
         ],
     )
-
-
-def examples(usual: int) -> int:
-    """Return how many random histories a test draws: ``UNICRON_TEST_EXAMPLES``, or the usual number."""
-    return int(os.environ.get("UNICRON_TEST_EXAMPLES", usual))
 
 
 def cost_history(views: Views) -> History:

@@ -47,7 +47,7 @@ from shared.events import (
 from shared.plans import Response, TaskChange, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from tests.api.accounting import allocated_worker_s
-from tests.api.kit import START, cost_report, examples, other_answers, spec, stage
+from tests.api.kit import START, cost_report, other_answers, spec, stage
 
 TASKS = ["a", "b"]
 WORKERS = ["n0/0", "n0/1", "n1/0"]
@@ -153,7 +153,7 @@ def record(history: list[Event]) -> list[Recorded]:
     return records
 
 
-@settings(deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(events, max_size=25))
 def test_every_history_folds_and_its_costs_add_up(history: list[Event]) -> None:
     views = Views()

@@ -23,6 +23,7 @@ from shared.log.schema import StoredRow
 from shared.log.writing import draft
 from shared.tasks import ENDED
 from tests.api.test_any_history import events
+from tests.examples import examples
 from tests.logs.kit import GOLDEN, read_rows, restore
 
 
@@ -61,7 +62,7 @@ def test_an_event_without_a_field_that_has_a_default_shows_the_default(event: Ev
     assert json.loads(event_json(row)) == shown(row)
 
 
-@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(10), suppress_health_check=[HealthCheck.too_slow])
 @given(events)
 def test_an_event_that_is_not_known_is_refused(event: Event) -> None:
     stored = json.loads(draft(event).data)

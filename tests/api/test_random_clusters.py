@@ -38,7 +38,7 @@ from shared.events import (
 from shared.plans import Response, TaskChange, Trigger
 from shared.severities import ErrorKind, Method, Severity
 from tests.api.accounting import allocated_worker_s
-from tests.api.kit import START, cost_report, examples, spec, stage
+from tests.api.kit import START, cost_report, spec, stage
 
 NODES = ["n0", "n1", "n2"]
 WEIGHTS = {"a": 2.0, "b": 1.0}
@@ -292,7 +292,7 @@ def simulate(history: list[Any]) -> Simulation:
     return simulation
 
 
-@settings(deadline=None, max_examples=examples(200), suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(happenings, max_size=30))
 def test_the_ledger_finds_what_each_worker_did_in_each_second(history: list[Any]) -> None:
     simulation = simulate(history)

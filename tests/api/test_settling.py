@@ -27,9 +27,10 @@ from services.api.tables import CLUSTER, SettledRow, table_of
 from services.api.views import ClusterView, Views
 from shared.events import Event, Recorded
 from shared.log.log import EventLog
-from tests.api.kit import START, Story, cost_report, examples
+from tests.api.kit import START, Story, cost_report
 from tests.api.test_any_history import events, record
 from tests.api.test_random_clusters import happenings, simulate
+from tests.examples import examples
 from tests.logs.kit import FOLDER, GOLDEN, golden_log, read_rows, restore
 
 

@@ -20,8 +20,9 @@ from services.api.span_claims import Window
 from services.api.store import Store
 from services.api.views import Views
 from services.api.waf_history import waf_history
-from tests.api.kit import START, Story, client_of, examples, offline_gateway
+from tests.api.kit import START, Story, client_of, offline_gateway
 from tests.api.test_ledger import ALL, lose_n1, solution
+from tests.examples import examples
 from tests.postgres import PostgresServer, find_binaries
 
 END_S = 260.0

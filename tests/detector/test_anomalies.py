@@ -20,6 +20,7 @@ from shared.probes import Outcome, ProbeTarget
 from shared.signals import StepReport
 from tests.agent.kit import stage
 from tests.detector.kit import Cluster, at, moved, plan
+from tests.examples import examples
 
 
 def spikes(losses: list[float]) -> list[Spike]:
@@ -47,7 +48,7 @@ def test_a_spike_is_found_at_its_step_once_and_ends_when_the_loss_is_back() -> N
 
 
 @given(seed=st.integers(0, 2**32 - 1), noise=st.floats(0.0, 0.1), scale=st.sampled_from([1e-3, 1.0, 40.0]))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_ordinary_training_has_no_spikes(seed: int, noise: float, scale: float) -> None:
     assert spikes([scale * loss for loss in training(1000, seed, noise)]) == []
 
@@ -120,7 +121,7 @@ def test_only_the_generation_before_with_the_same_layout_is_compared_with() -> N
 
 
 @given(seed=st.integers(0, 2**32 - 1), sigma=st.floats(0.0, 0.3), outlier=st.floats(1.0, 100.0))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_the_same_distribution_is_no_regression(seed: int, sigma: float, outlier: float) -> None:
     draw = random.Random(seed)
     steps = [draw.lognormvariate(0.0, sigma) for _ in range(3 * regressions.WINDOW)]

@@ -10,6 +10,7 @@ from services.detector.arrivals import WARM_UP, WINDOW, Arrivals
 from services.detector.silence_limits import SilenceLimit
 from tests.detector.kit import LIMITS, Cluster, at
 from tests.detector.world import TICK_S, World
+from tests.examples import examples
 
 INTERVAL_S = LIMITS.heartbeat_interval_s
 TIMEOUT_S = LIMITS.node_timeout_s
@@ -88,7 +89,7 @@ def hear(cluster: Cluster, late_s: list[float], begin_s: float = 0.0) -> float:
     return seconds
 
 
-@settings(deadline=None, derandomize=True, max_examples=50)
+@settings(deadline=None, derandomize=True, max_examples=examples(50))
 @given(st.lists(st.floats(0.0, 5.0), max_size=80))
 def test_the_limits_of_a_node_are_within_their_bounds(late_s: list[float]) -> None:
     cluster = Cluster()

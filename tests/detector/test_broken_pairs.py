@@ -83,7 +83,7 @@ tables = st.integers(2, 6).flatmap(
 needs = st.dictionaries(st.sampled_from(NODES), st.integers(0, 3).map(float))
 
 
-examples = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+examples = settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 
 @examples

@@ -15,6 +15,7 @@ from services.detector.pairs import Pair, pair
 from shared.severities import ErrorKind
 from tests.detector.kit import at
 from tests.detector.network import STEP_S, Links, timed
+from tests.examples import examples
 
 
 def names(count: int) -> list[str]:
@@ -39,7 +40,7 @@ def in_rounds(pairs: list[Pair]) -> list[list[Pair]]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(drawn=inquiries(100), turn=st.integers(0, 5))
 def test_an_inquiry_has_every_pair_once_and_no_node_has_too_many_at_a_time(
     drawn: tuple[list[str], list[str], list[Pair]], turn: int
@@ -53,7 +54,7 @@ def test_an_inquiry_has_every_pair_once_and_no_node_has_too_many_at_a_time(
     assert len(asked) <= 1 if len(nodes) <= rounds.PEERS else len(asked) <= 2 + 2 * len(nodes) // rounds.PEERS
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(drawn=inquiries(600))
 def test_the_first_round_has_the_suspected_pairs_and_witnesses_for_each_of_their_sides(
     drawn: tuple[list[str], list[str], list[Pair]],

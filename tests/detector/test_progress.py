@@ -18,6 +18,7 @@ from shared.severities import ErrorKind, Method, Severity
 from shared.signals import WorkerStatus
 from tests.detector.kit import START, Cluster
 from tests.detector.progress_course import Course, summaries
+from tests.examples import examples
 
 DENSE_S = 5.0
 
@@ -42,7 +43,7 @@ courses = st.builds(
 )
 
 
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @given(courses)
 def test_what_is_derived_from_sparse_progress_is_that_of_dense_progress(course: Course) -> None:
     """Within a tenth of the time so far for steps, and within the noise of a median for rates."""

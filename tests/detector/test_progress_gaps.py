@@ -17,6 +17,7 @@ from shared.severities import ErrorKind
 from tests.agent.kit import stage
 from tests.detector.hanging import stopped_from
 from tests.detector.kit import LIMITS, Cluster, moved, only_error, plan, restart_plan
+from tests.examples import examples
 
 BOUNDS = GapLimits(floor_s=0.5, bound_s=120.0, latency_s=0.35)
 STEPS = FIRST_STEPS + WARM_UP
@@ -115,7 +116,7 @@ def test_gaps_of_a_log_normal_distribution_are_no_hangs(deviation: float) -> Non
         gaps.note("w", "compute", seconds)
 
 
-@settings(deadline=None, derandomize=True, max_examples=50)
+@settings(deadline=None, derandomize=True, max_examples=examples(50))
 @given(st.integers(0, 2**32 - 1), st.lists(st.sampled_from([0.3, 0.9, 1.0, 1.1, 3.0, 20.0]), min_size=2, max_size=5))
 def test_generations_of_any_speed_with_slow_first_steps_have_no_hangs(seed: int, speeds: list[float]) -> None:
     draw, gaps = random.Random(seed), ProgressGaps()

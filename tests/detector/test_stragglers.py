@@ -19,6 +19,7 @@ from shared.plans import Layout, Response, TaskChange
 from shared.signals import StepReport
 from tests.agent.kit import stage
 from tests.detector.kit import Cluster, moved, plan
+from tests.examples import examples
 
 SIGMA = 0.05
 
@@ -60,14 +61,14 @@ def test_a_slow_rank_is_found_within_20_steps_and_its_recovery_too(ranks: int) -
 
 
 @given(seed=st.integers(0, 2**32 - 1), scale=st.sampled_from([1e-4, 0.37, 1.0, 2.0, 1e3]), ranks=st.integers(2, 9))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_the_unit_of_time_changes_nothing(seed: int, scale: float, ranks: int) -> None:
     as_it_is, scaled = (course(ranks, 150, one_slow(1.5), seed=seed, scale=by) for by in (1.0, scale))
     assert [(c.worker, c.step, c.slowdown) for c in as_it_is] == [(c.worker, c.step, c.slowdown) for c in scaled]
 
 
 @given(seed=st.integers(0, 2**32 - 1), order=st.permutations(range(6)))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_the_order_of_ranks_changes_nothing(seed: int, order: list[int]) -> None:
     draw, group, other = random.Random(seed), PeerGroup(), PeerGroup()
     for step in range(150):
@@ -82,7 +83,7 @@ def test_the_order_of_ranks_changes_nothing(seed: int, order: list[int]) -> None
     ranks=st.integers(1, 8),
     phases=st.lists(st.tuples(st.integers(1, 250), st.integers(1, 100), st.floats(0.2, 20.0)), max_size=4),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_ranks_that_are_equally_slow_are_not_slow(seed: int, ranks: int, phases: list[tuple[int, int, float]]) -> None:
     """Also not a task that is suspended, evaluates, or waits for data as a whole."""
 
@@ -93,7 +94,7 @@ def test_ranks_that_are_equally_slow_are_not_slow(seed: int, ranks: int, phases:
 
 
 @given(seed=st.integers(0, 2**32 - 1), length=st.integers(1, 8), factor=st.floats(1.0, 1e6))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_a_stall_of_fewer_steps_than_the_evidence_is_no_straggler(seed: int, length: int, factor: float) -> None:
     assert course(4, 200, one_slow(factor, end=101 + length), seed=seed) == []
 

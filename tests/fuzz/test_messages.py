@@ -31,6 +31,7 @@ from shared.node_files import FILES_REQUEST, unpack
 from shared.probes import PROBE_REPLY
 from shared.signals import HEARTBEAT, SIGNAL, refusal
 from shared.tasks import TaskSpec
+from tests.examples import examples
 from tests.fuzz.samples import COMMANDS_OF_ALL_KINDS, FILE_REQUESTS, INCARNATION, KINDS, PROBE_REQUESTS
 from tests.versions.kit import ill_formed
 from unicron import protocol
@@ -116,7 +117,7 @@ def answer(serve: Callable[[bytes], Awaitable[bytes]], messages: list[bytes]) ->
     return asyncio.run(ask())
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(ill_formed(COMMANDS_OF_ALL_KINDS), min_size=1, max_size=6), st.booleans())
 def test_an_agent_answers_every_command_also_repeated_and_out_of_order(messages: list[bytes], again: bool) -> None:
     node, changes = Node.create("n0", "i", 2), Changes()
@@ -131,7 +132,7 @@ def test_an_agent_answers_every_command_also_repeated_and_out_of_order(messages:
         assert found.code != "internal", found.detail
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(ill_formed(FILE_REQUESTS), min_size=1, max_size=4))
 def test_an_agent_answers_every_request_for_files(messages: list[bytes]) -> None:
     missing: Any = None
@@ -146,7 +147,7 @@ def test_an_agent_answers_every_request_for_files(messages: list[bytes]) -> None
         server.stop()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(ill_formed(PROBE_REQUESTS), min_size=1, max_size=3))
 def test_an_agent_answers_every_request_to_probe(messages: list[bytes]) -> None:
     missing: Any = None

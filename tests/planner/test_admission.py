@@ -16,6 +16,7 @@ from services.planner.replay import verify_records
 from shared.planning.solver import solve
 from shared.planning.waf import waf_flop_per_s
 from shared.plans import Problem, TaskProblem, Trigger
+from tests.examples import examples
 from tests.planner.kit import START, World, change_of
 
 STARVATION_S = 3600.0
@@ -183,7 +184,7 @@ def test_a_light_task_is_paused_for_a_heavy_one_where_that_is_allowed(allow_paus
 
 # A failing example is not shrunk: each takes a second.
 @settings(
-    max_examples=25,
+    max_examples=examples(25),
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],

@@ -328,7 +328,6 @@ def _check_state(state: State, plan: PlanDecided) -> None:
 
 # A failing sequence is not shrunk: that may take minutes, and its steps are printed as they are.
 Planner.TestCase.settings = settings(
-    max_examples=120,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

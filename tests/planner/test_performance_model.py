@@ -19,6 +19,7 @@ from shared.planning.performance.iteration import heaviest_parameters, iteration
 from shared.planning.performance.parallel_config import RECOMPUTES, ParallelConfig
 from shared.planning.performance.search import estimate
 from shared.tasks import ModelShape
+from tests.examples import examples
 
 A100 = profile("a100-80")
 STACK = stack(A100.stack)
@@ -42,10 +43,10 @@ layouts = st.builds(
     sequence_parallel=st.booleans(),
     distributed_optimizer=st.booleans(),
 )
-examples = settings(max_examples=60, deadline=None)
+costly = settings(max_examples=examples(60), deadline=None)
 
 
-@examples
+@costly
 @given(shapes, layouts)
 def test_parts_are_not_negative_and_add_up(shape: Shape, layout: ParallelConfig) -> None:
     parts = iteration(shape, 256, layout, A100, STACK)
@@ -54,7 +55,7 @@ def test_parts_are_not_negative_and_add_up(shape: Shape, layout: ParallelConfig)
     assert parts.iteration_s == sum(parts)
 
 
-@examples
+@costly
 @given(
     shapes,
     layouts,
@@ -66,14 +67,14 @@ def test_better_hardware_is_never_slower(shape: Shape, layout: ParallelConfig, f
     assert iteration(shape, 256, layout, better, STACK).iteration_s <= before * (1 + 1e-12)
 
 
-@examples
+@costly
 @given(shapes, layouts)
 def test_no_faster_than_the_peak(shape: Shape, layout: ParallelConfig) -> None:
     seconds = iteration(shape, 256, layout, A100, STACK).iteration_s
     assert model_flop(shape, 256) / seconds / layout.workers < A100.peak_flop_per_s
 
 
-@examples
+@costly
 @given(shapes, layouts)
 def test_more_recomputation_takes_longer_and_less_memory(shape: Shape, layout: ParallelConfig) -> None:
     times, bytes_ = [], []
@@ -85,7 +86,7 @@ def test_more_recomputation_takes_longer_and_less_memory(shape: Shape, layout: P
     assert bytes_ == sorted(bytes_, reverse=True)
 
 
-@examples
+@costly
 @given(shapes, layouts)
 def test_memory_grows_with_the_micro_batch_and_shrinks_with_tensor_parallelism(
     shape: Shape, layout: ParallelConfig
@@ -97,7 +98,7 @@ def test_memory_grows_with_the_micro_batch_and_shrinks_with_tensor_parallelism(
     assert need(layout._replace(tensor=2 * layout.tensor)) < need(layout)
 
 
-@examples
+@costly
 @given(shapes, layouts, st.integers(2, 64))
 def test_distributed_optimizer_divides_its_state(shape: Shape, layout: ParallelConfig, data: int) -> None:
     counts = stage_layers(shape.layers, layout.pipeline, 1, 0.0, 0.0)
@@ -110,7 +111,7 @@ def test_distributed_optimizer_divides_its_state(shape: Shape, layout: ParallelC
     assert shared.weights_bytes == whole.weights_bytes
 
 
-@examples
+@costly
 @given(shapes, layouts)
 def test_the_most_loaded_replica_counts(shape: Shape, layout: ParallelConfig) -> None:
     """12 micro-batches over 5 replicas take as long as over 4: three each at most."""
@@ -120,7 +121,7 @@ def test_the_most_loaded_replica_counts(shape: Shape, layout: ParallelConfig) ->
     assert five.compute_s == four.compute_s
 
 
-@examples
+@costly
 @given(st.integers(1, 9000), st.integers(1, 9000), st.integers(1, 9000))
 def test_products_take_at_least_the_roofline(m: int, n: int, k: int) -> None:
     flop_s = 2.0 * m * n * k / A100.peak_flop_per_s
@@ -128,7 +129,7 @@ def test_products_take_at_least_the_roofline(m: int, n: int, k: int) -> None:
     assert product_s(m, n, k, 1, A100, STACK) > max(flop_s, bytes_s)
 
 
-@examples
+@costly
 @given(st.floats(1e3, 1e10), st.integers(2, 2048), st.sampled_from([1, 2, 4, 8, 16]))
 def test_collectives(size: float, workers: int, stride: int) -> None:
     group = Group(workers, stride)
@@ -185,7 +186,7 @@ def test_groups_across_nodes_use_the_cards_of_all_their_members() -> None:
     assert inside < wide < narrow
 
 
-@examples
+@costly
 @given(st.integers(1, 130), st.integers(1, 64), st.floats(0, 3), st.floats(0, 3))
 def test_stages_share_all_layers(layers: int, pipeline: int, first: float, last: float) -> None:
     pipeline = min(layers, pipeline)

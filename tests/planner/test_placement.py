@@ -233,7 +233,7 @@ def problems(draw: st.DrawFn) -> tuple[dict[str, Node], list[Request], list[str]
 
 
 @given(problems())
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True)
 def test_any_placement_keeps_the_rules(
     problem: tuple[dict[str, Node], list[Request], list[str], set[str], dict[str, int]],
 ) -> None:
@@ -262,7 +262,7 @@ def test_any_placement_keeps_the_rules(
 
 
 @given(problems(), st.data())
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True)
 def test_whole_replicas_stay_when_no_count_changes(
     problem: tuple[dict[str, Node], list[Request], list[str], set[str], dict[str, int]], data: st.DataObject
 ) -> None:
@@ -281,7 +281,7 @@ def test_whole_replicas_stay_when_no_count_changes(
 
 
 @given(st.lists(st.sampled_from([(8, 1), (4, 1), (4, 2), (2, 1), (2, 2), (1, 1)]), min_size=1, max_size=12))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True)
 def test_new_groups_of_powers_of_two_never_cross_nodes_of_eight(shapes: list[tuple[int, int]]) -> None:
     nodes = cluster(*[8] * 6)
     requests, left = [], 48

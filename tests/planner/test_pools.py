@@ -58,7 +58,7 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 @given(problems())
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True)
 def test_the_whole_is_made_of_the_pools(problem: Problem) -> None:
     best, alternatives = solve_with_alternatives(problem)
     used = dict.fromkeys(problem.pools, 0)
@@ -77,7 +77,7 @@ def test_the_whole_is_made_of_the_pools(problem: Problem) -> None:
 
 
 @given(problems())
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True)
 def test_the_second_best_is_the_best_of_all_others(problem: Problem) -> None:
     best, alternatives = solve_with_alternatives(problem)
     others = []

@@ -18,6 +18,7 @@ from services.planner.slow_workers import slow_worker
 from services.planner.state import Arrangement, State, node_of
 from shared.events import WorkerSlowed
 from shared.planning.solver import evaluate, solve_with_alternatives
+from tests.examples import examples
 from tests.planner.kit import World
 
 SLOWDOWNS = [1.05, 1.2, 1.5, 2.0, 4.0]
@@ -97,7 +98,7 @@ def test_the_best_way_to_leave_out_members_is_that_of_brute_force(seed: int) -> 
     assert max(c.solution.objective for c in choices) == brute_force(world, state, slowdowns)
 
 
-@settings(deadline=None, derandomize=True, max_examples=25)
+@settings(deadline=None, derandomize=True, max_examples=examples(25))
 @given(st.integers(0, 1 << 30))
 def test_no_way_to_use_a_worker_is_worth_more_if_the_worker_is_slower(seed: int) -> None:
     """The best value of each way, and the WAF of any counts in it, never rise with a slowdown."""

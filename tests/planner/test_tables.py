@@ -18,6 +18,7 @@ from shared.planning.performance.calibration import stack
 from shared.planning.performance.gpt import Shape
 from shared.planning.performance.parallel_config import ParallelConfig, Sizes
 from shared.planning.performance.search import Timed, estimate, sized
+from tests.examples import examples
 from tests.planner.kit import World, running
 
 BIG = {"layers": 48, "hidden": 7168, "heads": 56, "sequence_length": 2048, "vocabulary": 51200}
@@ -52,7 +53,7 @@ TASKS = st.fixed_dictionaries(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=examples(60))
 @given(TASKS, st.integers(1, 5), st.sampled_from([1, 2, 6, 8]), st.sampled_from(["cpu", "h100"]), st.integers(1, 12))
 def test_every_entry_is_a_layout_that_fits_and_pays(
     fields: dict[str, Any], nodes: int, workers: int, kind: str, least: int
@@ -87,7 +88,7 @@ def test_every_entry_is_a_layout_that_fits_and_pays(
             assert best * STAYING >= rate
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, deadline=None, max_examples=examples(40))
 @given(TASKS, st.integers(0, 40))
 def test_fewer_workers_only_cut_the_table(fields: dict[str, Any], workers: int) -> None:
     world = cluster(4, 8, "h100", **fields)

@@ -22,6 +22,7 @@ from shared.errors import InvalidInput
 from shared.events import ClusterConfigured, PlanDecided
 from shared.log.log import EventLog
 from shared.settings import Settings
+from tests.examples import examples
 from tests.logs.kit import GOLDEN, read_rows, restore
 from tests.planner.kit import World
 
@@ -214,7 +215,7 @@ def test_consequences_stay_as_recorded(world: World) -> None:
         assert difference.seconds > 0.0
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=examples(15), deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from(["join", "lose", "submit", "finish", "wait"]), max_size=12), st.floats(0.1, 10.0))
 def test_any_history_without_changes_has_no_difference(steps: list[str], weight: float) -> None:
     world, nodes, tasks = World(), 0, 0

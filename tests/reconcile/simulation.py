@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from shared.errors import Unavailable
 from shared.events import ClusterConfigured, TaskStopRequested, TaskSubmitted
 from shared.signals import Heartbeat, Signal
+from tests.examples import examples
 from tests.planner.kit import spec
 from tests.reconcile.nodes import Cluster
 from tests.reconcile.services import Detector, Log, Planner, Service, Transition
@@ -40,10 +41,13 @@ LIMIT_S = 400.0
 140 s with the limits here (``TransitionLimits.wait_s``), and a node may be given up after that."""
 
 
-def courses(number: int) -> settings:
-    """Return the settings of a test of that many courses, the same in each run. A failing one is not made smaller."""
+def courses(usual: int) -> settings:
+    """Return the settings of a test that draws a share of courses (``examples``), the same ones in each run.
+
+    A failing course is not made smaller.
+    """
     return settings(
-        max_examples=number,
+        max_examples=examples(usual),
         deadline=None,
         derandomize=True,
         database=None,

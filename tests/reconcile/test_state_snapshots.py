@@ -24,7 +24,8 @@ from shared.events import Event, Recorded
 from shared.log.log import EventLog
 from shared.log.state_snapshots import KeptState
 from tests.api import test_any_history as any_history
-from tests.api.kit import START, examples
+from tests.api.kit import START
+from tests.examples import examples
 from tests.kept import folded, restored
 from tests.logs.kit import GOLDEN, read_rows, restore
 from tests.planner.kit import answers_to, recorded_answers
@@ -34,7 +35,7 @@ from tests.shared import samples
 
 S = TypeVar("S")
 
-quick = settings(deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
+quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 histories = st.lists(any_history.events | samples.events, max_size=25).map(any_history.record)
 NOW = START + timedelta(seconds=600)

@@ -176,7 +176,7 @@ def test_a_segment_without_its_manifest_is_not_continued(log: EventLog, tmp_path
         archive(log, tmp_path / "segments", 9)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True)
 @given(cut=st.integers(0, 2000), noise=st.binary(max_size=8), ending=st.sampled_from([".jsonl", ".jsonl.gz"]))
 def test_a_damaged_file_ends_with_a_sentence(
     cut: int, noise: bytes, ending: str, tmp_path_factory: pytest.TempPathFactory

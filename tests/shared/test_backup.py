@@ -23,6 +23,7 @@ from shared.log.log import EventLog
 from shared.log.restoration import restore
 from shared.log.schema import StoredRow
 from shared.log.segments import segments_in
+from tests.examples import examples
 from tests.shared.samples import events, node_joined
 
 EVENTS = 12
@@ -195,7 +196,7 @@ def test_a_log_without_events_has_no_backup(log_url: str, tmp_path: Path) -> Non
         back_up(log, tmp_path / "backup")
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(data=st.data())
 def test_any_log_backed_up_at_any_points_and_restored_is_its_prefix(data: st.DataObject) -> None:
     drawn = data.draw(st.lists(events, min_size=1, max_size=20, unique_by=lambda event: event.event_id))

@@ -17,7 +17,7 @@ ROWS = st.fixed_dictionaries({name: st.integers(1, 2**63 - 1) if name in NUMBERS
 
 
 @given(ROWS, st.sampled_from([name for name in COLUMNS if name != "hash"]))
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 def test_a_row_has_the_hash_that_it_was_appended_with_and_none_other(row: dict[str, Any], name: str) -> None:
     stored = StoredRow(**{**row, "hash": row_hash(row)})
     assert has_its_hash(stored)

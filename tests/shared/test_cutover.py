@@ -30,6 +30,7 @@ from shared.log.log import EventLog
 from shared.log.schema import Database
 from shared.log.segments import read_rows, segments_in
 from shared.model import Clock
+from tests.examples import examples
 from tests.shared.samples import node_joined
 
 SEGMENTS = (5, 9)
@@ -155,7 +156,7 @@ def test_a_log_can_be_cut_again_and_the_same_cut_twice_changes_nothing(url: str,
     assert [row.hash for row in rows] == [record.hash for record in records[:13]]
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_log_cut_anywhere_and_again_equals_the_uncut_one(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

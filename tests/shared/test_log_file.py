@@ -27,6 +27,7 @@ from shared.log import reading
 from shared.log.log import EventLog, row_hash
 from shared.log.scan import Scan
 from shared.log.schema import COLUMNS, StoredRow
+from tests.examples import examples
 from tests.shared.samples import events, node_joined, plan
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +69,7 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25), deadline=None, derandomize=True)
 @given(st.lists(st.lists(events, max_size=4), max_size=3))
 def test_what_is_appended_is_read(batches: list[list[Event]]) -> None:
     unique: dict[str, Event] = {}
@@ -97,7 +98,9 @@ def test_what_is_appended_is_read(batches: list[list[Event]]) -> None:
 values = st.integers(-(2**63), 2**63 - 1) | st.text(max_size=20) | st.binary(max_size=20) | st.floats(allow_nan=False)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(
+    max_examples=examples(80), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much]
+)
 @given(position=st.integers(1, 6), column=st.sampled_from(COLUMNS), value=values | st.sampled_from(range(10)))
 def test_any_changed_cell_is_found(position: int, column: str, value: object) -> None:
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:

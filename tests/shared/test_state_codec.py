@@ -16,6 +16,7 @@ from pydantic_core import PydanticSerializationError
 from shared.events import Event
 from shared.model import Model
 from shared.state_codec import PairMap, StateCodec, Unlogged
+from tests.examples import examples
 from tests.shared.samples import events
 
 
@@ -56,7 +57,7 @@ wholes = st.builds(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(wholes)
 def test_every_value_comes_back_as_it_was(whole: Whole) -> None:
     codec = StateCodec(Whole)

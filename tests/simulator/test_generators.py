@@ -13,6 +13,7 @@ from simulator.draws import Draws
 from simulator.generators import DAY_S, WEEK_S, Failures
 from simulator.paper_workloads import REAL, workload
 from simulator.trace import Trace
+from tests.examples import examples
 
 
 def changes(trace: Trace) -> Counter[str]:
@@ -76,7 +77,7 @@ def test_equal_seeds_equal_traces() -> None:
     assert generators.trace_b(7) != generators.trace_b(8)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     nodes=st.integers(1, 6),
     losses=st.integers(0, 30),

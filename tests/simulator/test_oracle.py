@@ -19,6 +19,7 @@ from simulator.policies import POLICIES
 from simulator.random_workloads import random_workload
 from simulator.trace import Occurrence, Trace
 from simulator.workload import Workload
+from tests.examples import examples
 from tests.planner.kit import World
 
 HARDWARE = "a800-80"
@@ -78,7 +79,7 @@ def test_what_is_there() -> None:
 
 
 @given(workers=st.integers(0, 24), weight=st.sampled_from([0.5, 1.0, 3.0]), least=st.sampled_from([1, 8, 16]))
-@settings(max_examples=25, derandomize=True)
+@settings(max_examples=examples(25), derandomize=True)
 def test_is_the_best_of_all_divisions(workers: int, weight: float, least: int) -> None:
     light = task("a", "1.3B")
     heavy = task("b", "7B", weight=weight).model_copy(update={"workers": Workers(min=least, max=20)})
@@ -94,7 +95,7 @@ def test_is_the_best_of_all_divisions(workers: int, weight: float, least: int) -
 
 
 @given(slow=st.integers(0, 24), slowdown=st.sampled_from([1.01, 1.5, 4.0]))
-@settings(max_examples=40, derandomize=True)
+@settings(max_examples=examples(40), derandomize=True)
 def test_slow_workers_are_worth_less(slow: int, slowdown: float) -> None:
     """The bound lies between that without the slow workers and that with healthy ones, and bounds every equal deal."""
     tasks = (task("a", "1.3B"), task("b", "7B", weight=2.0))

@@ -18,6 +18,7 @@ from simulator.policies import POLICIES, SOLVES
 from simulator.policy import Policy
 from simulator.trace import Occurrence
 from simulator.workload import Workload
+from tests.examples import examples
 from tests.simulator import small
 
 HORIZON_S = 40_000.0
@@ -92,7 +93,7 @@ def goes_on(records: Sequence[Recorded]) -> None:
         assert task.members or task.queued
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(happens=occurrences, policy=round_policies, present=st.integers(1, 4))
 def test_random_runs(happens: list[Occurrence], policy: Policy, present: int) -> None:
     tasks = small.task("a", min=2), small.task("b", weight=2.0)
@@ -108,7 +109,7 @@ LEFT = [small.error(18_468.0, ErrorKind.DEVICE, "n0"), small.down(18_549.0, "n0"
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(deadline=None, max_examples=3)
+@settings(deadline=None, max_examples=examples(3))
 @given(happens=occurrences)
 @example(happens=AT_ONCE)
 @example(happens=LEFT)

@@ -14,6 +14,7 @@ from shared.planning.solver import evaluate, solve_with_alternatives
 from shared.planning.waf import waf_flop_per_s
 from shared.plans import Problem, TaskProblem
 from simulator.policies.restriction import is_kept, solve_without_taking, without_taking
+from tests.examples import examples
 
 WORKERS = 7
 
@@ -69,7 +70,7 @@ def kept(problem: Problem) -> list[TaskProblem]:
 
 
 @given(problems())
-@settings(max_examples=300, derandomize=True)
+@settings(derandomize=True)
 def test_no_healthy_task_shrinks_and_every_feasible_problem_is_answered(problem: Problem) -> None:
     try:
         solve_with_alternatives(problem)
@@ -85,7 +86,7 @@ def test_no_healthy_task_shrinks_and_every_feasible_problem_is_answered(problem:
 
 
 @given(problems())
-@settings(max_examples=300, derandomize=True)
+@settings(derandomize=True)
 def test_equals_the_free_solver_where_the_limit_does_not_bind(problem: Problem) -> None:
     try:
         free, _ = solve_with_alternatives(problem)
@@ -97,7 +98,7 @@ def test_equals_the_free_solver_where_the_limit_does_not_bind(problem: Problem) 
 
 
 @given(problems())
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=examples(60), derandomize=True)
 def test_is_the_best_of_all_assignments_within_the_limit(problem: Problem) -> None:
     limited = without_taking(problem)
     choices = [range(task.maximum + 1) for task in problem.tasks]

@@ -50,7 +50,7 @@ def traces(draw: st.DrawFn) -> Trace:
     return Trace(draw(WORDS), tuple(joined), present, tuple(found), at_s + draw(st.floats(0.0, 1e6)))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None)
 @given(traces())
 @example(Trace("", ("n0",), 1, (Occurrence(0.1 + 0.2, "n0", "down", 'a "cause", with commas'),), 0.5))
 def test_what_is_written_is_read(trace: Trace) -> None:
@@ -116,7 +116,7 @@ def test_errors_name_line_field_and_value(text: str, message: str) -> None:
     assert message in caught.value.detail
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None)
 @given(st.text(max_size=200) | st.lists(st.sampled_from(PIECES)).map("".join))
 def test_any_text_is_a_trace_or_an_error(text: str) -> None:
     for parse in (parse_trace, parse_spot_trace):

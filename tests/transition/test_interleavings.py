@@ -131,7 +131,7 @@ def shares(draw: st.DrawFn) -> list[list[str]]:
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True)
 def test_any_order_any_failure_any_supersession(data: st.DataObject) -> None:
     world = World()
     plans = data.draw(st.integers(1, 3), label="plans")
@@ -210,7 +210,7 @@ def check_events(world: World) -> None:
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True)
 def test_without_failures_every_exchange_of_workers_completes(data: st.DataObject) -> None:
     """No cycle of waiting tasks forms, in whatever order agents reply."""
     world = World()

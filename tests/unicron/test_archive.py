@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from unicron.checkpoint import archive, storage
 from unicron.checkpoint.archive import Manifest, PartFile
 from unicron.errors import DamagedCheckpoint
@@ -52,7 +53,7 @@ def test_a_checkpoint_of_the_first_format_is_refused_in_words(tmp_path: Path) ->
         archive.read(location)
 
 
-@settings(max_examples=40, deadline=None)  # files are synced
+@settings(max_examples=examples(40), deadline=None)  # files are synced
 @given(st.data())
 def test_every_damage_is_found_by_the_rank_whose_share_it_is_in(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -94,7 +95,7 @@ def test_a_manifest_that_cannot_be_read(content: str, tmp_path: Path) -> None:
 places = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), min_size=1, max_size=8, unique=True)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(places, st.integers(1, 4), st.booleans(), st.data())
 def test_the_newest_steps_and_the_protected_stay(
     written: list[tuple[int, int]], keep: int, nested: bool, data: st.DataObject

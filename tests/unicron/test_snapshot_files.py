@@ -50,7 +50,7 @@ def test_a_snapshot_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert list(found.chunks) == [fields for fields, _ in meta().chunks]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(st.data())
 def test_any_change_of_a_snapshot_is_found(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
