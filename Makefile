@@ -1,15 +1,17 @@
 # Everything runs from .venv, which `make install` creates.
 #
 #   make demo                  the main job: two tasks share a cluster, faults are injected, all heals
-#   make test                  all tests that end within seconds, and the main job's
-#   make test-e2e              the other tests from end to end: whole stacks, the installed command, the examples: minutes
+#   make test                  the tests of the gate (.ci/run): six minutes on two cores
 #   make check                 style, types and the direction of imports
+#   make test-nightly          all tests that need no other machinery, in parts of at most 45 minutes: PART="test-e2e test-page"
+#   make test-cores            of these: what no other part has, with what the gate leaves out
+#   make test-ranks            of these: the library in real ranks, with what the gate leaves out
+#   make test-e2e              of these: whole stacks, the installed command, the examples
 #   make test-cluster          on several machines made of namespaces, with a network that fails; needs root
 #   make test-containers       docker-compose.yml with podman: images, a task, faults; needs root (tests/containers/README.md)
 #   make test-page             the live page in Debian's chromium
 #   make screenshots           the README's pictures (docs/images), of the demo's recorded log in Debian's chromium
 #   make test-slurm            deploy/slurm/unicron.sbatch in a Slurm cluster: faults, a requeue; needs root (tests/slurm/README.md)
-#   make test-slow             tests of more than a minute each
 #   make test-torch            what depends on torch's version, with the oldest that pyproject.toml admits
 #   make test-parity           every fault in every layout, each followed by every change: up to half an hour
 #   make mutants               mutants of the pure cores against their tests: about an hour
@@ -37,7 +39,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-e2e mutants test-cluster test-containers test-page screenshots test-slurm test-slow test-torch test-parity test-gpu test-no-false-alarm test-warm-up fuzz check audit notices requirements openapi format clean
+.PHONY: install demo test test-nightly test-cores test-ranks test-e2e mutants test-cluster test-containers test-page screenshots test-slurm test-torch test-parity test-gpu test-no-false-alarm test-warm-up fuzz check audit notices requirements openapi format clean
 
 install: $(STAMP)
 
@@ -53,16 +55,31 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/unicron demo
 
-# Most tests wait for processes a part of their time, so three share two cores. Tests from end to end (e2e,
-# cluster) run apart from the others: two files at a time, each file's tests one after the other. `make test` has those of
-# the main job (marker short), `make test-e2e` and `make test-cluster` have the others.
+# What has a target of its own, or needs the target's machinery; `slow` is what the gate leaves to `make test-nightly`.
+APART := e2e or cluster or containers or slurm or soak or parity or fuzz or page
+
+# Most tests wait for processes a part of their time, so three share two cores. Tests from end to end run apart from the
+# others: two files at a time, each file's tests one after the other. `make test` has those that are marked short.
 test: install
-	$(PYTEST) -n 3 --dist worksteal --durations 15 --ignore tests/cluster --ignore tests/e2e \
-		-m "not e2e and not cluster and not containers and not slurm and not slow and not soak and not parity and not fuzz and not page"
+	$(PYTEST) -n 3 --dist worksteal --durations 15 --ignore tests/cluster --ignore tests/e2e -m "not ($(APART) or slow)"
 	$(PYTEST) -n 2 --dist loadfile --durations 15 -m "short" tests/cluster tests/e2e
 
+# What the gate has and what it leaves out, with more examples. Each part is a target; the first that fails ends it, except
+# with `make -k`.
+PART ?= test-cores test-ranks test-e2e test-cluster test-page test-parity fuzz test-no-false-alarm
+test-nightly: export UNICRON_TEST_EXAMPLES := 500
+test-nightly: export UNICRON_REQUIRE_CLUSTER := 1
+test-nightly: $(PART)
+
+test-cores: install
+	$(PYTEST) -n 3 --dist worksteal --durations 15 --ignore tests/cluster --ignore tests/e2e --ignore tests/unicron \
+		--ignore tests/parity -m "not ($(APART))"
+
+test-ranks: install
+	$(PYTEST) -n 3 --dist worksteal --durations 15 -m "not ($(APART))" tests/unicron tests/parity
+
 test-e2e: install
-	$(PYTEST) -n 2 --dist loadfile --durations 15 -m "e2e and not short and not slow and not soak"
+	$(PYTEST) -n 2 --dist loadfile --durations 15 -m "e2e and not soak"
 
 test-cluster: install
 	$(PYTEST) --durations 15 -m cluster tests/cluster
@@ -83,10 +100,6 @@ screenshots: install
 
 test-slurm: install
 	$(PYTEST) -s -m slurm tests/slurm
-
-# Exit status 5: there is no such test.
-test-slow: install
-	$(PYTEST) -m "slow and not soak and not cluster" || test $$? -eq 5
 
 # The oldest torch has an environment of its own, and what torch brings the versions that go with it. Where pip is pointed at
 # no CPU build it takes PyPI's, with the CUDA libraries: about 4 GB to download, 7 GB on the disk.
@@ -130,6 +143,7 @@ fuzz: install
 	$(PYTEST) -s -m fuzz tests/fuzz
 
 # The pure cores, mutated: which change of behaviour does no test notice? Results stay in mutants/ and can be continued.
+mutants: export UNICRON_TEST_EXAMPLES := 150
 mutants: install
 	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[mutants]'
 	$(BIN)/mutmut run

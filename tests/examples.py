@@ -30,4 +30,4 @@ def load_profile() -> None:
 
 def examples(usual: int) -> int:
     """Return the number of a test whose examples are costly: it draws ``usual`` where others draw 100."""
-    return max(1, usual * hypothesis.settings.default.max_examples // USUAL)
+    return max(1, usual * hypothesis.settings().max_examples // USUAL)

@@ -85,6 +85,7 @@ async def test_the_agent_knows_no_path_and_passes_nothing_on(node: Program, ear:
     assert not {CREDENTIAL, CREDENTIAL_FD} & fork_server.environ().keys()
 
 
+@pytest.mark.slow
 async def test_the_next_agent_has_the_file_as_it_then_is(node: Program, ear: Ear, nats: OpenServer) -> None:
     """Which the server would refuse otherwise: it does not know the earlier key any more."""
     before = await heard(ear)
@@ -94,6 +95,7 @@ async def test_the_next_agent_has_the_file_as_it_then_is(node: Program, ear: Ear
     await heard(ear, before)
 
 
+@pytest.mark.slow
 async def test_a_file_that_is_not_there_any_more_ends_nothing(node: Program, ear: Ear, own: Settings) -> None:
     before = await heard(ear)
     assert own.nats_credential is not None

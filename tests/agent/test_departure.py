@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from shared.admission import HELLO, Answer
 from shared.bus import Bus
 from shared.departure import DEPARTURES, DepartureAnswer
@@ -37,6 +39,7 @@ async def test_a_node_leaves_with_its_agent(settings: Settings, bus: Bus, journa
     assert (last.node, last.incarnation) == ("n0", first.incarnation)
 
 
+@pytest.mark.slow
 async def test_a_second_request_ends_the_drain(settings: Settings, bus: Bus, journal: Journal, tmp_path: Path) -> None:
     """No plan empties the node here, so the agent would wait for all of its time."""
     waiting = running(settings, "n0", tmp_path / "agent.log", environment={"UNICRON_DRAIN_TIMEOUT_S": "600"})
@@ -53,6 +56,7 @@ async def test_a_second_request_ends_the_drain(settings: Settings, bus: Bus, jou
     assert isinstance(last, NodeLeft)
 
 
+@pytest.mark.slow
 async def test_an_agent_ends_where_no_detector_answers(settings: Settings, bus: Bus, tmp_path: Path) -> None:
     async def admit(_: bytes) -> bytes:
         return Answer(verdict="admitted").model_dump_json().encode()

@@ -51,8 +51,8 @@ async def test_a_worker_whose_device_does_not_exist_is_refused(settings: Setting
     ("variables", "kind", "seen"),
     [
         ({"UNICRON_HARDWARE": "cpu"}, "cpu", ""),
-        ({"CUDA_VISIBLE_DEVICES": ""}, "cpu", ""),
-        ({"UNICRON_WORKERS_PER_NODE": "1"}, "h100", None),
+        pytest.param({"CUDA_VISIBLE_DEVICES": ""}, "cpu", "", marks=pytest.mark.slow),
+        pytest.param({"UNICRON_WORKERS_PER_NODE": "1"}, "h100", None, marks=pytest.mark.slow),
     ],
 )
 async def test_a_node_without_devices_hides_those_of_the_machine(

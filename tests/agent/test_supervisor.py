@@ -142,6 +142,7 @@ async def test_a_rank_that_ends_while_there_is_no_agent_is_signalled_by_the_succ
     assert len(ear.signals) == 1
 
 
+@pytest.mark.slow
 async def test_a_task_that_finishes_while_there_is_no_agent_is_signalled_by_the_successor(
     node: Program, bus: Bus, ear: Ear
 ) -> None:
@@ -160,6 +161,7 @@ async def test_a_task_that_finishes_while_there_is_no_agent_is_signalled_by_the_
     assert set(ear.kinds()) == {"rank-checkpointed", "rank-finished"}
 
 
+@pytest.mark.slow
 async def test_a_signal_without_an_answer_is_sent_by_the_successor(node: Program, bus: Bus, ear: Ear) -> None:
     ranks = await train(Driver(bus))
     ear.answering = False
@@ -172,6 +174,7 @@ async def test_a_signal_without_an_answer_is_sent_by_the_successor(node: Program
     assert {signal.signal_id for signal in ear.signals} == {ear.signals[0].signal_id}
 
 
+@pytest.mark.slow
 async def test_a_command_that_was_carried_out_is_answered_by_the_successor(node: Program, bus: Bus, ear: Ear) -> None:
     driver = Driver(bus)
     await train(driver)
@@ -184,6 +187,7 @@ async def test_a_command_that_was_carried_out_is_answered_by_the_successor(node:
     assert (refused.ok, refused.code) == (False, "fenced")  # so the fence has outlived the agent
 
 
+@pytest.mark.slow
 async def test_probes_are_answered_while_there_is_no_agent(node: Program, ear: Ear) -> None:
     """As long as the supervisor lives the node is cut off, and not lost."""
     last = ear.heartbeats[-1]
@@ -221,6 +225,7 @@ async def test_a_fork_server_that_ends_takes_its_ranks_with_it_and_is_replaced(
     assert ear.heartbeats[-1].agent_pid == agent
 
 
+@pytest.mark.slow
 async def test_only_an_agent_turns_to_the_fork_server(node: Program, bus: Bus, ear: Ear) -> None:
     """A rank has the same user, where ``rank_uids`` is not set; it is no child of the supervisor, like this process."""
     driver = Driver(bus)

@@ -35,6 +35,7 @@ async def proposed(server: str, *words: str) -> list[str]:
     return out.decode().split()
 
 
+@pytest.mark.slow
 async def test_names_and_ids_are_those_of_the_server(healed: Server) -> None:
     (incident,) = (await healed.http.get("/v1/incidents")).json()["items"]
     plans = [plan["id"] for plan in (await healed.http.get("/v1/plans?order=newest")).json()["items"]]

@@ -284,6 +284,7 @@ async def checked(*arguments: str, **environment: str) -> tuple[Outcome, dict[st
     return outcome, {one.check: one for one in found}
 
 
+@pytest.mark.slow
 async def test_a_real_run_with_nats_and_a_peer(tmp_path: Path) -> None:
     nats = NatsServer(tmp_path / "nats")
     nats.keys.make(more=[node_identity("n0")])

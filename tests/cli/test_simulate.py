@@ -93,6 +93,7 @@ def test_a_trace_file_and_nothing_else_compares_all_policies(trace: Path) -> Non
         assert 0 < line["recovery_p50_s"] <= line["recovery_p99_s"]
 
 
+@pytest.mark.slow
 def test_the_number_of_processes_changes_nothing_but_the_time(trace: Path) -> None:
     arguments = ("--trace", trace, "--policy", "megatron,unicron,oracle", "--seeds", 3)
     one, two = (document(*arguments, "--jobs", jobs) for jobs in (1, 2))
@@ -101,6 +102,7 @@ def test_the_number_of_processes_changes_nothing_but_the_time(trace: Path) -> No
     assert one["seeds"] == 3
 
 
+@pytest.mark.slow
 def test_seeds_of_a_generated_trace_differ(tmp_path: Path) -> None:
     arguments = ("--trace", "fig3", "--policy", "unicron")
     both = document(*arguments, "--seeds", 2)["policies"][0]

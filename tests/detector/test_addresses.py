@@ -92,6 +92,7 @@ async def test_an_agent_with_a_loopback_address_is_refused_beside_another_machin
             await near.ready()
 
 
+@pytest.mark.slow
 async def test_an_agent_is_refused_beside_another_machine_with_a_loopback_address(
     net: Network, settings: Settings, local: Settings, monitor: LogWatch, hosts: Path, tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ async def test_an_agent_is_refused_beside_another_machine_with_a_loopback_addres
 
 
 @pytest.mark.parametrize("setting", ["ADDRESS", "STORE_HOST"])
+@pytest.mark.slow
 async def test_a_loopback_address_that_is_set_is_refused_when_nats_is_on_another_machine(
     setting: str, net: Network, settings: Settings, hosts: Path, tmp_path: Path
 ) -> None:
@@ -117,6 +119,7 @@ async def test_a_loopback_address_that_is_set_is_refused_when_nats_is_on_another
     assert f"127.0.1.1 is a loopback address and NATS is at {HUB}, on another machine: set UNICRON_{setting}" in text
 
 
+@pytest.mark.slow
 async def test_a_restarted_detector_knows_the_addresses_before_it_admits_anybody(
     net: Network, settings: Settings, local: Settings, journal: Journal, hosts: Path, tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ async def test_from_the_drivers_event_to_the_incident(
 
 
 @compiled
+@pytest.mark.slow
 async def test_a_device_that_is_broken_when_the_agent_starts_keeps_its_node_out(
     monitor: LogWatch, settings: Settings, tmp_path: Path
 ) -> None:

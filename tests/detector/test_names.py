@@ -6,6 +6,8 @@ import asyncio
 import signal
 from pathlib import Path
 
+import pytest
+
 from services.agent.snapshot_folders import node_folder
 from shared.bus import Bus
 from shared.events import ErrorDetected, NodeJoined
@@ -53,6 +55,7 @@ async def test_an_agent_whose_predecessor_was_killed_joins_at_once(
     assert error.evidence["reason"] == "a new incarnation of the agent"  # not its silence
 
 
+@pytest.mark.slow
 async def test_of_two_agents_that_start_together_one_is_refused(
     monitor: LogWatch, settings: Settings, tmp_path: Path
 ) -> None:
@@ -72,6 +75,7 @@ async def test_of_two_agents_that_start_together_one_is_refused(
             end.cancel()
 
 
+@pytest.mark.slow
 async def test_an_agent_that_was_replaced_while_it_stood_still_ends_and_harms_nobody(
     strict_monitor: LogWatch, settings: Settings, bus: Bus, tmp_path: Path
 ) -> None:

@@ -39,7 +39,6 @@ def trained(client: Client, corpus: Path, name: str, faults: list[str], folder: 
     return incidents
 
 
-@pytest.mark.short
 async def test_ranks_that_hang_in_a_step(stack: Stack, client: Client, corpus: Path, tmp_path: Path) -> None:
     """A sleep, a deadlock, one rank missing in a collective, native code that spins: restarted, nothing recomputed."""
     faults = ["1:6:1:sleep", "2:14:1:deadlock", "3:22:reduce:sleep", "0:30:1:spin"]

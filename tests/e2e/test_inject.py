@@ -14,7 +14,6 @@ from tests.e2e.kit import Client, Record, at, small_task
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.short,
     pytest.mark.timeout(240),
     pytest.mark.asyncio(loop_scope="session"),
 ]

@@ -201,6 +201,7 @@ for step in run.steps():
 """
 
 
+@pytest.mark.short
 async def test_own_loop_while_services_die(stack: Stack, client: Client, corpus: Path, tmp_path: Path) -> None:
     """A user's script of plain PyTorch survives a killed process; its own shared/, cli/ and services/ are its own.
 

@@ -103,7 +103,6 @@ def course(client: Client, corpus: Path, folder: Path, *, faults: int, warm_up_s
     return spec
 
 
-@pytest.mark.short
 @pytest.mark.timeout(180)
 async def test_replacements_that_warm_up_for_longer_than_a_warm_rank_may_hang(
     stack: Stack, client: Client, corpus: Path, tmp_path: Path
@@ -118,7 +117,6 @@ async def test_replacements_that_warm_up_for_longer_than_a_warm_rank_may_hang(
     await asyncio.to_thread(some)
 
 
-@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.timeout(3600 + int(FAULTS * (WARM_UP_S + 45.0)))
 async def test_many_faults_with_processes_that_warm_up_for_long(

@@ -151,7 +151,10 @@ def probe(url: str, credential: Path, service: str) -> subprocess.CompletedProce
     )
 
 
-@pytest.mark.parametrize(("service", "name"), [("planner", "planner"), ("agent", f"agent-{Settings().node}")])
+@pytest.mark.parametrize(
+    ("service", "name"),
+    [("planner", "planner"), pytest.param("agent", f"agent-{Settings().node}", marks=pytest.mark.slow)],
+)
 async def test_the_probe_succeeds_only_while_the_service_is_ready(
     service: str, name: str, server: tuple[str, str], keys: KeyDirectory
 ) -> None:

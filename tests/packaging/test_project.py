@@ -123,7 +123,7 @@ def test_version_is_stated_once() -> None:
 
 
 def test_make_knows_the_targets_that_scripts_depend_on() -> None:
-    for target in ("install", "demo", "test", "check", "test-cluster", "test-no-false-alarm"):
+    for target in ("install", "demo", "test", "check", "test-nightly", "test-cluster", "test-no-false-alarm"):
         result = subprocess.run(
             ["make", "--dry-run", "--always-make", target], cwd=ROOT, capture_output=True, text=True, check=False
         )

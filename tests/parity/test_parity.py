@@ -163,7 +163,11 @@ async def check(course: Course, folder: Path, text: Path) -> None:
         assert difference <= ROUNDING
 
 
-@pytest.mark.parametrize("course", [EXACT, DEFAULT, INTERLEAVED, SEQUENCE, BF16], ids=str)
+@pytest.mark.parametrize(
+    "course",
+    [EXACT, DEFAULT, INTERLEAVED, *(pytest.param(c, marks=pytest.mark.slow) for c in (SEQUENCE, BF16))],
+    ids=str,
+)
 async def test_a_course_in_each_mode(course: Course, tmp_path: Path, text: Path) -> None:
     await check(course, tmp_path, text)
 

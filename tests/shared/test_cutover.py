@@ -347,7 +347,7 @@ def kill_at(url: str, folder: Path, step: str) -> None:
 FILE_STEPS = ["build/before", "build/after", "set_aside/before", "set_aside/after", "replace/before", "replace/after"]
 
 
-@pytest.mark.parametrize("appended", [False, True])
+@pytest.mark.parametrize("appended", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("step", FILE_STEPS)
 def test_a_file_whose_cut_is_killed_is_the_old_or_the_new_log(
     step: str, appended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

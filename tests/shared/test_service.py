@@ -94,7 +94,7 @@ async def line(process: Process) -> str:
     return (await process.stdout.readline()).decode().strip()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 async def test_a_service_runs_until_it_is_stopped(
     start: Start, bus: Bus, tmp_path: Path, signum: signal.Signals
 ) -> None:
@@ -132,7 +132,7 @@ async def test_what_a_service_has_loaded_at_its_start_is_not_collected_again_and
     [
         ("conflict", Conflict.exit_code, "conflict: already there"),
         ("error", 1, "ZeroDivisionError: oh"),
-        ("return", 0, ""),
+        pytest.param("return", 0, "", marks=pytest.mark.slow),
     ],
 )
 async def test_exit_codes(start: Start, how: str, code: int, words: str) -> None:

@@ -58,6 +58,7 @@ async def relayed(relay: Relay, position: int) -> None:
             return
 
 
+@pytest.mark.slow
 async def test_a_new_stream_is_on_as_many_servers_as_set(log: EventLog, tmp_path: Path) -> None:
     async with NatsCluster(tmp_path) as servers:
         bus = await Bus.connect(servers.urls, credential=servers.credential, name="test", timeout_s=20)

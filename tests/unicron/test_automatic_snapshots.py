@@ -68,7 +68,7 @@ async def test_all_ranks_take_copies_at_the_same_steps_whatever_each_wants(
         assert newest >= 8
 
 
-@pytest.mark.parametrize("divided", [False, True])
+@pytest.mark.parametrize("divided", [pytest.param(False, marks=pytest.mark.slow), True])
 async def test_what_no_other_rank_has_is_copied_and_a_loss_costs_at_most_the_interval(
     tmp_path: Path, spec_file: SpecFile, shared_memory: Path, divided: bool
 ) -> None:
@@ -139,7 +139,7 @@ async def test_of_two_replicas_in_two_domains_one_is_lost_and_nothing_is_compute
         await check_result(a, spec, finished)
 
 
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 3])
 async def test_a_number_means_exactly_that(
     tmp_path: Path, spec_file: SpecFile, shared_memory: Path, every: int
 ) -> None:

@@ -66,7 +66,13 @@ async def until_reduced(a: Agent, workers: list[str], buckets: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "kept"), [("launch:0", 0), ("launch:2", 2), (f"launch:{BUCKETS - 1}", BUCKETS - 1), ("update", BUCKETS)]
+    ("at", "kept"),
+    [
+        pytest.param("launch:0", 0, marks=pytest.mark.slow),
+        ("launch:2", 2),
+        pytest.param(f"launch:{BUCKETS - 1}", BUCKETS - 1, marks=pytest.mark.slow),
+        ("update", BUCKETS),
+    ],
 )
 async def test_reduced_buckets_stay_and_of_the_others_the_sums(
     at: str, kept: int, tmp_path: Path, spec_file: SpecFile

@@ -381,22 +381,27 @@ MEETS = ((settings.DESTROY_MEETS, "1"),)
 
 KILL_OR_SLEEP = pytest.mark.parametrize("kind", ["kill", pytest.param("sleep", marks=pytest.mark.parity)])
 
-SHORT = (
+GATE = (
     Course(DP3, (CourseFault("2", "kill"), CourseFault("update", "sleep", (2,))), "silent"),
-    Course(DP3, (CourseFault("update", "exception"), CourseFault("reduce", "kill", (2,)))),
-    Course(DP3, (CourseFault("2", "exception", (1, 2)),)),
-    Course(TP, (CourseFault("2", "sleep"),), "silent"),
     Course(PP, (CourseFault("reduce", "exception"),)),
     Course(DP2, (CourseFault("update", "kill"),), "silent", sharded=True),
-    Course(DP3, (CourseFault("reduce", "sleep"),), sharded=True),
-    Course(DP2, (CourseFault("reduce:1", "kill"),)),
     Course(TP, (CourseFault("1.backward", "communication"),), "silent", variables=LAGS),
     Course(PP, (CourseFault("reduce:1", "communication"),)),
-    Course(TP, (CourseFault("2", "kill"),), "silent", returns=True, ahead=True),
     Course(PP, (CourseFault("1", "kill"),), "silent", returns=True, ahead=True),
     Course(DP2, (CourseFault("gather", "communication"),), "silent", sharded=True, ahead=True),
 )
-"""Every point of ``POINTS`` meets every kind of ``KINDS``, and every layout, mode and optimizer occurs."""
+"""Every point of ``POINTS``, every kind of ``KINDS``, and every layout, mode and optimizer occurs."""
+
+SHORT = (
+    *GATE,
+    Course(DP3, (CourseFault("update", "exception"), CourseFault("reduce", "kill", (2,)))),
+    Course(DP3, (CourseFault("2", "exception", (1, 2)),)),
+    Course(TP, (CourseFault("2", "sleep"),), "silent"),
+    Course(DP3, (CourseFault("reduce", "sleep"),), sharded=True),
+    Course(DP2, (CourseFault("reduce:1", "kill"),)),
+    Course(TP, (CourseFault("2", "kill"),), "silent", returns=True, ahead=True),
+)
+"""Every point of ``POINTS`` meets every kind of ``KINDS``."""
 
 
 def every_course() -> list[Course]:
@@ -445,7 +450,9 @@ TWICE = (
 """Kinds of two faults, and the second one's point."""
 
 
-@pytest.mark.parametrize("course", SHORT, ids=str)
+@pytest.mark.parametrize(
+    "course", [course if course in GATE else pytest.param(course, marks=pytest.mark.slow) for course in SHORT], ids=str
+)
 async def test_a_few_courses(course: Course, tmp_path: Path, spec_file: SpecFile, shared_memory: Path) -> None:
     await follow(course, tmp_path, spec_file, shared_memory)
 

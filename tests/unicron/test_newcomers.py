@@ -88,7 +88,9 @@ async def lose(a: Agent, spec: Path) -> None:
     await a.hold(["w0"])
 
 
-@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "script" else pytest.mark.slow) for name in EDITS]
+)
 async def test_a_newcomer_that_differs_leaves_and_the_survivor_goes_on(
     name: str, tmp_path: Path, spec_file: SpecFile
 ) -> None:
@@ -129,7 +131,13 @@ HARMLESS = {
 }
 
 
-@pytest.mark.parametrize("name", HARMLESS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "the survivor has imported more" else pytest.mark.slow)
+        for name in HARMLESS
+    ],
+)
 async def test_a_newcomer_that_is_what_the_survivors_are_takes_part(
     name: str, tmp_path: Path, spec_file: SpecFile
 ) -> None:

@@ -126,7 +126,11 @@ async def test_survivors_keep_their_sums_until_the_update(
 
 @pytest.mark.parametrize(
     ("layout", "at"),
-    [(TaskLayout(2, 1, 2), "update"), (TaskLayout(1, 2, 2), "launch:0"), (TaskLayout(1, 2, 2, interleave=2), "update")],
+    [
+        (TaskLayout(2, 1, 2), "update"),
+        (TaskLayout(1, 2, 2), "launch:0"),
+        pytest.param(TaskLayout(1, 2, 2, interleave=2), "update", marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 async def test_replicas_of_several_ranks_keep_their_sums_too(

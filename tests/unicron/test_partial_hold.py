@@ -55,7 +55,11 @@ async def check_result(a: Agent, spec: Path, finished: Finished) -> None:
     assert largest_difference(finished.parameters_path, reference.parameters_path) <= ROUNDING
 
 
-@pytest.mark.parametrize("ranks", [TENSOR, PIPELINE, INTERLEAVED], ids=["tensor", "pipeline", "interleaved"])
+@pytest.mark.parametrize(
+    "ranks",
+    [TENSOR, PIPELINE, pytest.param(INTERLEAVED, marks=pytest.mark.slow)],
+    ids=["tensor", "pipeline", "interleaved"],
+)
 async def test_a_healthy_replica_computes_the_rest_of_its_micro_batches(
     ranks: Ranks, tmp_path: Path, spec_file: SpecFile
 ) -> None:
@@ -83,7 +87,7 @@ async def test_a_healthy_replica_computes_the_rest_of_its_micro_batches(
         await check_result(a, spec, await a.finished(2))
 
 
-@pytest.mark.parametrize("how", ["second hold", "limit"])
+@pytest.mark.parametrize("how", ["second hold", pytest.param("limit", marks=pytest.mark.slow)])
 async def test_a_replica_of_which_a_rank_hangs_is_broken_off(how: str, tmp_path: Path, spec_file: SpecFile) -> None:
     """While a healthy replica finishes, one of its ranks hangs. The two that are left are a replica together."""
     spec = spec_file(exact=False)
@@ -107,7 +111,7 @@ async def test_a_replica_of_which_a_rank_hangs_is_broken_off(how: str, tmp_path:
         await check_result(a, spec, await a.finished(2))
 
 
-@pytest.mark.parametrize(("at", "computed"), [("1", 12), ("update", 0)])
+@pytest.mark.parametrize(("at", "computed"), [("1", 12), pytest.param("update", 0, marks=pytest.mark.slow)])
 async def test_a_rank_that_leaves_its_step_breaks_its_replica_off(
     at: str, computed: int, tmp_path: Path, spec_file: SpecFile
 ) -> None:

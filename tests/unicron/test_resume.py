@@ -22,7 +22,7 @@ ROUNDING = 1e-6
 keys' biases are zero but for rounding, and Adam would divide the rounding by its own size.)"""
 
 MODES = [
-    pytest.param({"exact": True}, id="exact"),
+    pytest.param({"exact": True}, id="exact", marks=pytest.mark.slow),
     pytest.param({"optimizer": {"name": "sgd", "lr": 0.1}}, id="default"),
 ]
 
@@ -173,7 +173,9 @@ async def test_a_rank_is_lost_during_a_checkpoint(tmp_path: Path, spec_file: Spe
         await check_result(a, spec, finished, exact=True)
 
 
-@pytest.mark.parametrize("distributed_optimizer", [False, True], ids=["replicated", "distributed"])
+@pytest.mark.parametrize(
+    "distributed_optimizer", [pytest.param(False, marks=pytest.mark.slow), True], ids=["replicated", "distributed"]
+)
 async def test_a_task_that_begins_anew_has_the_initial_state(
     tmp_path: Path, spec_file: SpecFile, distributed_optimizer: bool
 ) -> None:

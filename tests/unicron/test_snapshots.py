@@ -134,7 +134,7 @@ async def test_a_lost_nodes_part_comes_from_its_peer(tmp_path: Path, spec_file: 
         await check_result(a, spec, await a.finished(3))
 
 
-@pytest.mark.parametrize("damage", ["torn", "flipped"])
+@pytest.mark.parametrize("damage", ["torn", pytest.param("flipped", marks=pytest.mark.slow)])
 async def test_a_damaged_copy_is_never_used(
     damage: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
@@ -206,7 +206,7 @@ async def test_a_node_without_room_for_copies_says_so_and_trains_on(
         await check_result(a, spec, finished)
 
 
-@pytest.mark.parametrize("gone", ["files", "folder"])
+@pytest.mark.parametrize("gone", [pytest.param("files", marks=pytest.mark.slow), "folder"])
 async def test_copies_that_are_gone_are_reported_and_made_anew_at_once(
     gone: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:

@@ -155,7 +155,7 @@ async def begin(a: Agent, spec: Path, faults: Mapping[str, str]) -> None:
     await a.configure(dict.fromkeys(faults, "initial"))
 
 
-@pytest.mark.parametrize("place", [INSIDE, BEHIND], ids=["inside", "behind"])
+@pytest.mark.parametrize("place", [pytest.param(INSIDE, marks=pytest.mark.slow), BEHIND], ids=["inside", "behind"])
 async def test_it_moves_to_processes_that_replace_lost_ones(
     place: Mapping[str, str], tmp_path: Path, spec_file: SpecFile
 ) -> None:
@@ -174,7 +174,7 @@ async def test_it_moves_to_processes_that_replace_lost_ones(
         await check(tmp_path, await a.finished(2), ["w0", "w3"])
 
 
-@pytest.mark.parametrize("place", [INSIDE, BEHIND], ids=["inside", "behind"])
+@pytest.mark.parametrize("place", [INSIDE, pytest.param(BEHIND, marks=pytest.mark.slow)], ids=["inside", "behind"])
 async def test_a_fault_between_the_update_and_its_state(
     place: Mapping[str, str], tmp_path: Path, spec_file: SpecFile
 ) -> None:
