@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.nats_server import OpenServer
 
@@ -66,6 +67,7 @@ async def test_it_says_ready_writes_its_port_and_ends_on_sigterm_with_streams_op
             await process.wait()
 
 
+@pytest.mark.slow
 async def test_a_port_that_is_taken_is_said_and_exits_5(nats: OpenServer, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         process = await start(environment(nats, tmp_path, taken.getsockname()[1]), tmp_path)

@@ -256,6 +256,7 @@ async def answers(server: Server) -> dict[tuple[str, str], httpx.Response]:
     return {(path, str(parameters)): await ask(server, path, parameters) for path, parameters in requests()}
 
 
+@pytest.mark.slow
 async def test_both_databases_answer_the_same(
     present: None, history: Path, postgres_url: str, settings: Settings, bus: Bus, machines: NodeMachines
 ) -> None:

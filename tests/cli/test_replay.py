@@ -40,6 +40,7 @@ def written(url: str, folder: Path) -> int:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.slow
 def test_a_replay_that_is_watched_finds_the_same(jobs: int, tmp_path: Path) -> None:
     rows = read_rows(golden_log("demo"))
     path = restore(rows, tmp_path / "log.db")

@@ -174,7 +174,7 @@ class BusyCores:
         return math.exp(self._phase[name] + self._draw.gauss(0.0, 0.27))
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_how_much_times_vary_outlives_the_processes(ranks: int) -> None:
     """A recovery every 250 steps, as in the soak: each time the limit would be too low for a while."""
     for seed in range(8):

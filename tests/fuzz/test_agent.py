@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
+import pytest
 
 from shared.admission import HELLO, REVOKED, Answer, Hello
 from shared.bus import Bus
@@ -26,6 +27,7 @@ def harmless(target: Target, data: bytes) -> bool:
     return not readable(target, data) or (b'"gpt"' not in data and "revoked" not in target.subject)
 
 
+@pytest.mark.slow
 async def test_an_agent_lives_and_works_whatever_it_receives(
     settings: Settings, bus: Bus, ear: Ear, tmp_path: Path
 ) -> None:

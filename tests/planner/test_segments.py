@@ -229,6 +229,7 @@ def test_each_process_ends_where_the_live_log_ended_at_first(folder: Path) -> No
         assert list(one.answers()) == list(source.answers())
 
 
+@pytest.mark.slow
 def test_the_command_verifies_segments_by_several_processes(tmp_path: Path) -> None:
     """Plans of this decider, which are decided again."""
     rows = golden_rows(golden_log("planned-stop"))

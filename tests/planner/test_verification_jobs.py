@@ -103,6 +103,7 @@ def test_a_decision_that_fails_ends_the_fold_as_in_one_process(tmp_path: Path, m
     assert replayer.verify(jobs=2) == report
 
 
+@pytest.mark.slow
 def test_the_command_takes_the_number_of_processes(tmp_path: Path) -> None:
     path = restore(read_rows(golden_log("planned-stop")), tmp_path / "log.db")
     app = typer.Typer()
