@@ -76,7 +76,9 @@ def test_every_entry_is_a_layout_that_fits_and_pays(
         assert sizes.get("tensor", found.tensor) == found.tensor
         assert sizes.get("pipeline", found.pipeline) == found.pipeline
         assert "tensor" in sizes or found.tensor <= workers
-        layout = ParallelConfig(found.tensor, found.pipeline, found.data, found.micro_batch)
+        layout = ParallelConfig(
+            found.tensor, found.pipeline, found.data, found.micro_batch, overlap=task.spec.parallel.overlap
+        )
         estimated = estimate(shape, batch.global_, layout, hardware, stack(hardware.stack))
         assert estimated.memory.total_bytes <= hardware.memory_bytes or (kind == "cpu" and pinned)
         if not task.members:
