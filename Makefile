@@ -1,7 +1,7 @@
 # Everything runs from .venv, which `make install` creates.
 #
 #   make demo                  the main job: two tasks share a cluster, faults are injected, all heals
-#   make test                  the tests of the gate (.ci/run): six minutes on two cores
+#   make test                  the tests of the gate (.ci/run): about eight minutes on two cores
 #   make check                 style, types and the direction of imports
 #   make test-nightly          all tests that need no other machinery, in parts of at most 45 minutes: PART="test-e2e test-page"
 #   make test-cores            of these: what no other part has, with what the gate leaves out
@@ -117,7 +117,7 @@ $(OLDEST_STAMP): pyproject.toml constraints.txt
 	touch $(OLDEST_STAMP)
 
 test-torch: $(OLDEST_STAMP)
-	$(OLDEST_VENV)/bin/python -m pytest -n 2 --dist worksteal --durations 5 -m "not slow" \
+	$(OLDEST_VENV)/bin/python -m pytest -n 2 --dist worksteal --durations 5 \
 		tests/unicron/test_torch_names.py tests/unicron/test_flight_record.py tests/unicron/test_overlap.py \
 		tests/unicron/test_bucket_reduction.py tests/unicron/test_partial_hold.py tests/unicron/test_transfer.py
 
