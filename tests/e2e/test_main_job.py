@@ -24,7 +24,6 @@ LONG = 60
 """Steps of a task to which more happens than fits into the few steps of the others."""
 
 
-@pytest.mark.short
 async def test_faults_of_ranks(stack: Stack, client: Client, corpus: Path, tmp_path: Path) -> None:
     """A killed rank, an exception inside a step, a stopped process: each is found, named and healed.
 
@@ -72,7 +71,6 @@ async def test_faults_of_ranks(stack: Stack, client: Client, corpus: Path, tmp_p
     await asyncio.to_thread(course)
 
 
-@pytest.mark.short
 async def test_node_lost_and_back(stack: Stack, client: Client, corpus: Path, tmp_path: Path) -> None:
     """A killed node: SEV1, both tasks are planned again and go on; the node comes back and is used."""
     specs = [
