@@ -21,7 +21,11 @@ from unicron.link.agent_link import AgentLink
 from unicron.protocol import Finished
 
 LOOK_S = 0.1
-"""How often a rank looks whether the others have come, or ended: soon beside the seconds that a task's end takes."""
+"""Longest pause between two looks whether the others have come, or ended: short beside the seconds that a task's end
+takes."""
+
+FIRST_LOOK_S = 0.001
+"""How long a rank waits before it looks for the first time whether the others have come: mostly they come together."""
 
 ARRIVED, ALL_ARRIVED = "finished", "finished/all"
 """Keys in the generation's store: how many ranks have come to the end of the task, and whether all have."""
@@ -40,9 +44,11 @@ def meet(store: dist.Store, world_size: int, waits: Callable[[], None]) -> None:
     """
     if store.add(ARRIVED, 1) == world_size:
         store.set(ALL_ARRIVED, "1")
+    pause_s = FIRST_LOOK_S
     while not store.check([ALL_ARRIVED]):
         waits()
-        time.sleep(LOOK_S)
+        time.sleep(pause_s)
+        pause_s = min(2.0 * pause_s, LOOK_S)
 
 
 def begin(link: AgentLink, finished: Finished, store: dist.Store, world_size: int) -> None:
