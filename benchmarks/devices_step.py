@@ -29,7 +29,7 @@ from unicron.snapshot.interval import best_exponent, loss_mtbf_s
 from unicron.snapshot.snapshots import Snapshots
 
 SECONDS = 45.0
-"""Of pairs. A step takes 0.7 s on an H200: 30 pairs."""
+"""For how long pairs are timed. A step takes 0.7 s on an H200: 30 pairs."""
 
 RATIO, MEMORY_RATIO = 1.01, 1.02
 """Required of the median paired ratio of times, and of the largest memory of the device."""
@@ -40,7 +40,7 @@ WIDTH = 0.02
 WARM_UP = 2
 
 COPIES = 7
-"""Copies in memory. Each takes some steps of 0.7 s."""
+"""Copies in memory that are timed: few, since each takes some steps of 0.7 s, and enough for a median."""
 
 COPIES_RATIO = 1.01
 """Required of a step with copies in memory by default, beside one without."""

@@ -109,7 +109,7 @@ class Course:
     """Of the ranks' environment, beside ``CONTRACT``."""
 
     @property
-    def shows(self) -> bool:
+    def breaks_connections(self) -> bool:
         """Whether a victim's connections end: its process does, or it aborts what it has."""
         return any(fault.kind != "sleep" for fault in self.faults)
 
@@ -438,7 +438,7 @@ def every_course() -> list[Course]:
     ]
     found = [replace(course, mode=mode) for mode in ("sockets", "silent") for course in courses]
     # Over sockets a host is not ahead for long of a peer that dies or aborts: it is refused what it issues then.
-    return [course for course in found if not (course.ahead and course.mode == "sockets" and course.shows)]
+    return [course for course in found if not (course.ahead and course.mode == "sockets" and course.breaks_connections)]
 
 
 TWICE = (

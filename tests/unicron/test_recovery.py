@@ -219,6 +219,26 @@ async def test_stop_writes_a_checkpoint_that_a_later_run_resumes(tmp_path: Path,
         await check_result(a, spec, finished)
 
 
+async def leave_generation(a: Agent, left: str, survivors: Sequence[str]) -> None:
+    """Lose w2, which an injected fault stops in step 3, and have the others leave the generation.
+
+    Args:
+        a: of the three.
+        left: how they leave: ``drained``, ``held`` or ``by a fault`` that they see by themselves.
+        survivors: the others.
+    """
+    if left == "drained":
+        await a.stopped("w2")
+        await a.drain([*survivors, "w2"])
+        a.kill("w2")
+        return
+    await a.lose("w2", 3, "reduce")
+    # Not all: one that waits for what the other had not sent yet hears of the loss only when it is held.
+    await a.until(lambda: any(a.phases(w)[-1][1] == "waiting" for w in survivors))
+    if left == "held":
+        await a.hold(list(survivors))
+
+
 @pytest.mark.parametrize(
     ("left", "lose_steps"),
     [
@@ -238,16 +258,7 @@ async def test_a_stop_that_meets_ranks_between_two_generations_loses_no_step(
     survivors = ["w0", "w1"]
     async with agent(tmp_path / "run") as a:
         await begin(a, spec, [*survivors, "w2"], "2:3:0:hang,0:5:0:hang")
-        if left == "drained":
-            await a.stopped("w2")
-            await a.drain([*survivors, "w2"])
-            a.kill("w2")
-        else:
-            await a.lose("w2", 3, "reduce")
-            # Not all: one that waits for what the other had not sent yet hears of the loss only when it is held.
-            await a.until(lambda: any(a.phases(w)[-1][1] == "waiting" for w in survivors))
-        if left == "held":
-            await a.hold(survivors)
+        await leave_generation(a, left, survivors)
         a.send_all(survivors, Stop(generation=1, lose_steps=lose_steps))
         if left == "by a fault":
             await a.hold(survivors)  # the answer to the fault, as the detector finds it later
@@ -283,16 +294,7 @@ async def test_a_drain_or_hold_that_meets_ranks_between_two_generations_is_answe
     survivors = ["w0", "w1"]
     async with agent(tmp_path / "run") as a:
         await begin(a, spec, [*survivors, "w2"], "2:3:0:hang")
-        if left == "drained":
-            await a.stopped("w2")
-            await a.drain([*survivors, "w2"])
-            a.kill("w2")
-        else:
-            await a.lose("w2", 3, "reduce")
-            # Not all: one that waits for what the other had not sent yet hears of the loss only when it is held.
-            await a.until(lambda: any(a.phases(w)[-1][1] == "waiting" for w in survivors))
-        if left == "held":
-            await a.hold(survivors)
+        await leave_generation(a, left, survivors)
         answers = {worker: len(a.of(Held, worker)) + len(a.of(Drained, worker)) for worker in survivors}
         message = Drain(generation=1) if request_ == "drain" else Hold(generation=1, lost=["w2"])
         a.send_all(survivors, message)

@@ -159,7 +159,7 @@ def scatter(output: torch.Tensor, inputs: Tensors, root: int, rank: int) -> Oper
 
 
 def meeting() -> Operation:
-    """What ends once all ranks have come."""
+    """Return a collective that ends once all ranks have come."""
 
     def perform(gloo: Any, copies: list[torch.Tensor]) -> list[torch.Tensor]:
         _all_reduce(gloo, torch.zeros(1), dist.ReduceOp.SUM)
