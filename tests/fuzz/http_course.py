@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import hypothesis
@@ -53,7 +54,7 @@ def course(
         document: the OpenAPI document.
         examples: of each way.
         seed: another one, other requests.
-        there: path parameter -> values that lead somewhere, in place of every second one.
+        there: path parameter -> values that lead somewhere, in place of the first, the third, ... of an operation.
         without: operations that are left out.
 
     Returns:
@@ -61,10 +62,13 @@ def course(
     """
     found: Counter[tuple[str, int]] = Counter()
     schema = schemathesis.openapi.from_dict(document)
+    leads_somewhere: defaultdict[str, Iterator[bool]] = defaultdict(lambda: itertools.cycle((True, False)))
     with requests.Session() as session:
 
         def ask(case: schemathesis.Case[Any]) -> None:
-            _bound(case, there)
+            _end_streams(case)
+            if next(leads_somewhere[case.operation.label]):
+                _lead(case, there)
             response = case.call(base_url=url, session=session, timeout=TIMEOUT_S)
             found[case.operation.label, response.status_code] += 1
             assert response.status_code < 500 or response.status_code == UNAVAILABLE, response.text
@@ -107,10 +111,13 @@ def _draw(
     asked()
 
 
-def _bound(case: schemathesis.Case[Any], there: Mapping[str, Sequence[str]]) -> None:
-    """Have a stream end, and let half of the paths lead somewhere."""
+def _end_streams(case: schemathesis.Case[Any]) -> None:
+    """Ask for what a stream has by now, not for what comes."""
     if case.query and "follow" in case.query:
         case.query["follow"] = "false"
-    if case.path_parameters and len(str(case.path_parameters)) % 2:
-        for name in case.path_parameters:
-            case.path_parameters[name] = there[name][len(str(case.query)) % len(there[name])]
+
+
+def _lead(case: schemathesis.Case[Any], there: Mapping[str, Sequence[str]]) -> None:
+    """Have the path name what is there."""
+    for name in case.path_parameters or ():
+        case.path_parameters[name] = there[name][len(str(case.query)) % len(there[name])]

@@ -27,6 +27,22 @@ THERE = {
     "code": ["opened-before"],
 }
 
+IN_VAIN = {
+    "GET /v1/tasks/{name}/result",  # the task runs
+    "POST /v1/tasks/{name}/resume",
+    "DELETE /v1/tasks/{name}",
+    "GET /readyz",  # there are no services but the gateway, and no agents
+    "GET /v1/limits",
+    "GET /v1/limits/{task}",
+    "POST /v1/nodes/{name}/agent/restart",
+    "POST /v1/nodes/{name}/return",
+    "POST /v1/nodes/{name}/faults",  # faults are not allowed here
+    "POST /v1/tasks/{name}/faults",
+    "GET /open/{code}",  # a code holds once
+    "GET /v1/plan/throughput",  # its parameters seldom describe a model
+}
+"""The operations that no request of the course need succeed in."""
+
 EXAMPLES = 4
 """Of each operation and way: seconds of processor time in all."""
 
@@ -39,7 +55,7 @@ async def test_no_request_is_answered_otherwise_than_the_document_says(
     about = {"node": "n1", "worker": "n1/1", "task": "n0", "generation": 3, "rank": 3, "step": 120}
     story.at(130).add(WorkerSlowed, event_id="slow", slowdown=2.0, **about)
     story.log.close()
-    quick = functools.partial(Gateway, computations=Computations(limit_s=0.3))  # whatever is asked for
+    quick = functools.partial(Gateway, computations=Computations(limit_s=10.0))  # enough on a busy machine
     monkeypatch.setattr(main, "Gateway", quick)
     document = openapi.document(main.application())
     async with Journal(log, bus) as journal, serving(settings, bus, journal) as server:
@@ -48,7 +64,5 @@ async def test_no_request_is_answered_otherwise_than_the_document_says(
         assert (await server.http.post("/v1/tasks", json=server.spec("afterwards"))).status_code == 201
     operations = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
     assert {operation for operation, _ in found} == operations
-    # The result of a task that runs, resuming and deleting it, faults, limits (there is no detector), nodes and
-    # computations that need more than there is, and changes under a tag that is not the present one are in vain.
     shown = {operation for operation, status in found if status < 300}
-    assert len(shown) >= len(operations) - 12, sorted(found)
+    assert operations - shown <= IN_VAIN, sorted(found)
