@@ -7,7 +7,28 @@ from typing import Literal
 from pydantic import Field
 
 from shared.event_base import NodeEvent
-from shared.self_test import CheckResult
+from shared.model import Model
+
+
+class CheckResult(Model):
+    """What one named check of a self-test found.
+
+    ``value``, ``bound``: the measured number and its limit, in ``unit``; None: there is no number. ``detail``: words.
+    """
+
+    name: str
+    ok: bool
+    value: float | None = None
+    bound: float | None = None
+    unit: str = ""
+    detail: str = ""
+
+    def __str__(self) -> str:
+        """Return the check in words."""
+        if self.value is None:
+            return f"{self.name}: {self.detail}"
+        bound = f", allowed {self.bound:g}" if self.bound is not None else ""
+        return f"{self.name}: {self.value:g} {self.unit}{bound}{f' ({self.detail})' if self.detail else ''}"
 
 
 class NodeJoined(NodeEvent):

@@ -13,8 +13,8 @@ from pydantic import Field, TypeAdapter
 
 from shared.errors import Unavailable, Undecodable
 from shared.messages import Message, MessageId, decode
-from shared.model import Model
 from shared.names import Name
+from shared.node_events import CheckResult
 from shared.probes import ProbeTarget
 
 if TYPE_CHECKING:
@@ -40,27 +40,6 @@ one that lost a lane or negotiated the next lower speed (100 Gbit/s to 25 or 10)
 
 PEERS = 3
 """Peers that take part, at most. With three, one slow peer does not decide."""
-
-
-class CheckResult(Model):
-    """What one named check of a self-test found.
-
-    ``value``, ``bound``: the measured number and its limit, in ``unit``; None: there is no number. ``detail``: words.
-    """
-
-    name: str
-    ok: bool
-    value: float | None = None
-    bound: float | None = None
-    unit: str = ""
-    detail: str = ""
-
-    def __str__(self) -> str:
-        """Return the check in words."""
-        if self.value is None:
-            return f"{self.name}: {self.detail}"
-        bound = f", allowed {self.bound:g}" if self.bound is not None else ""
-        return f"{self.name}: {self.value:g} {self.unit}{bound}{f' ({self.detail})' if self.detail else ''}"
 
 
 class SelfTest(Message):

@@ -32,7 +32,8 @@ from services.agent.stores import ID_PREFIX
 from shared.dropped import DroppedMessages
 from shared.errors import Unavailable, Undecodable
 from shared.messages import REASON_CHARACTERS, decode
-from shared.self_test import BANDWIDTH, SELF_TEST, SELF_TEST_REQUEST, CheckResult, SelfTest, SelfTestResult
+from shared.node_events import CheckResult
+from shared.self_test import BANDWIDTH, SELF_TEST, SELF_TEST_REQUEST, SelfTest, SelfTestResult
 
 logger = logging.getLogger(__name__)
 

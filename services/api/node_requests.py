@@ -18,8 +18,9 @@ from shared.errors import Conflict, Unavailable, Undecodable
 from shared.events import NodeCordoned, NodeDraining, NodeReturned
 from shared.messages import decode
 from shared.model import utc_now
+from shared.node_events import CheckResult
 from shared.probes import ProbeTarget
-from shared.self_test import CheckResult, run_self_test
+from shared.self_test import run_self_test
 
 _ATTEMPTS = 5
 """How often a request is tried in all, where other events of its node are logged at the same time."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from shared.node_events import CheckResult
 from shared.probes import ProbeTarget
-from shared.self_test import CheckResult
 
 RETRY_S = 30.0
 """Time until a node that has failed its self-test is asked again: a test is a second of load for it, and for its

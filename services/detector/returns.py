@@ -14,7 +14,8 @@ from services.detector import isolation
 from services.detector.decision import Decision
 from services.detector.return_state import SelfTestQuestion, SelfTestState
 from services.detector.state import DetectorState
-from shared.self_test import CheckResult, SelfTestResult
+from shared.node_events import CheckResult
+from shared.self_test import SelfTestResult
 from shared.signals import Heartbeat
 
 

@@ -28,7 +28,7 @@ from shared.events import (
     TaskStopRefused,
     derived_id,
 )
-from shared.self_test import CheckResult
+from shared.node_events import CheckResult
 from shared.signals import (
     PHASES,
     Heartbeat,

@@ -13,6 +13,7 @@ from services.agent.agent import Agent
 from services.agent.self_test import MEMORY_BYTES
 from shared import probes
 from shared.bus import Bus
+from shared.node_events import CheckResult
 from shared.probes import ProbeTarget
 from shared.self_test import (
     BANDWIDTH,
@@ -20,7 +21,6 @@ from shared.self_test import (
     SELF_TEST,
     SELF_TEST_REQUEST,
     SELF_TEST_RESULT,
-    CheckResult,
     SelfTest,
     SelfTestResult,
     run_self_test,

@@ -26,7 +26,8 @@ from shared.events import (
 )
 from shared.log.log import EventLog
 from shared.model import utc_now
-from shared.self_test import SELF_TEST, SELF_TEST_REQUEST, CheckResult, SelfTest, SelfTestResult
+from shared.node_events import CheckResult
+from shared.self_test import SELF_TEST, SELF_TEST_REQUEST, SelfTest, SelfTestResult
 from shared.severities import ErrorKind, Method, Severity
 from tests.api.kit import Server
 

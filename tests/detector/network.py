@@ -9,8 +9,9 @@ from services.detector.pairs import pair
 from services.detector.probing import ProbeQuestion
 from services.detector.return_state import SelfTestQuestion
 from shared.events import TaskProgressed
+from shared.node_events import CheckResult
 from shared.probes import Outcome
-from shared.self_test import CheckResult, SelfTestResult
+from shared.self_test import SelfTestResult
 from tests.detector.kit import Cluster, at
 
 STEP_S = 0.25

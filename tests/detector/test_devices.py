@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from shared.events import NodeJoined, NodeReturned
-from shared.self_test import CheckResult, SelfTestResult
+from shared.node_events import CheckResult
+from shared.self_test import SelfTestResult
 from shared.severities import ErrorKind, Method, Severity
 from shared.signals import DeviceFailed
 from tests.detector.kit import START, Cluster, at, complete, only_error, restart_plan
