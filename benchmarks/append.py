@@ -33,8 +33,8 @@ from statistics import median
 from nats.js.api import StorageType, StreamConfig
 
 from benchmarks.report import Report, at_least, run
-from shared.bus import Bus
-from shared.events import Recorded, TaskProgressed
+from shared.bus.connection import Bus
+from shared.events.union import Recorded, TaskProgressed
 from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.log.relay import encode

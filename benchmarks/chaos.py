@@ -30,9 +30,9 @@ from typing import Any
 from benchmarks.chaos_checks import RANK_FAULTS, Checks, Injected, reference_of
 from benchmarks.chaos_ranks import Rank, living_ranks
 from benchmarks.report import Report, at_least, run
-from cli.children import SERVICES
-from cli.processes import processes_of, run_module
-from cli.stack import Stack
+from cli.stack.children import SERVICES
+from cli.stack.processes import processes_of, run_module
+from cli.stack.stack import Stack
 from cli.waiting import Record, TimedOut, WaitingClient
 from shared.errors import Unavailable
 

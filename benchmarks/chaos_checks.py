@@ -11,10 +11,10 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks.report import Report
-from cli.demo_report import TOLERANCE, compare_parameters
-from cli.processes import run_module
+from cli.demo.report import TOLERANCE, compare_parameters
+from cli.stack.processes import run_module
 from cli.waiting import Record
-from services.planner.replay import verify
+from services.planner.replay.replay import verify
 from shared.log.log import EventLog
 
 RANK_FAULTS = {"kill": signal.SIGKILL, "exception": signal.SIGUSR1, "hang": signal.SIGSTOP}

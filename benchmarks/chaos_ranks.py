@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from cli.stack import Stack
+from cli.stack.stack import Stack
 
 
 @dataclass(frozen=True)

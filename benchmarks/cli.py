@@ -22,9 +22,9 @@ import httpx
 
 from benchmarks.embedded import small_task
 from benchmarks.report import Report, at_least, run
-from cli.child import Child
-from shared.joining import CREDENTIAL
-from shared.nats_server import NatsServer
+from cli.stack.child import Child
+from shared.server.nats_server import NatsServer
+from shared.service.joining import CREDENTIAL
 
 BOUNDS_S = {("--version",): 0.25, ("ps",): 0.5}
 """A person waits for each; below these one notices no wait that would be worth a thought."""

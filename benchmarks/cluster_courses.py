@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from cli.children import SERVICES
+from cli.stack.children import SERVICES
 from cli.waiting import Record
 from shared.errors import NameInUse, UnreachableAddress
-from shared.signals import ProcessExited
+from shared.messages.signals import ProcessExited
 from tests.cluster import accept_signals
 from tests.cluster.bed import CONTROL, DOMAIN, Bed
 from tests.cluster.object_store import BUCKET, ObjectStore

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.report import Report
 from cli.waiting import Record
-from services.planner.replay import verify
+from services.planner.replay.replay import verify
 from tests.cluster.bed import Bed
 from tests.e2e.kit import Pace, make_corpus, small_task
 

@@ -10,7 +10,7 @@ from benchmarks.detection_lab import TASK, Lab, Struck, laboratory, unix_s
 from benchmarks.detection_measures import PERCENTILE, Measures, percentile
 from benchmarks.report import Report
 from cli.waiting import Record, TimedOut
-from shared.settings import Settings
+from shared.settings.model import Settings
 
 HANGS = {
     "hang-stop": "hang=stop",

@@ -13,8 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cli.processes import run_module
-from cli.stack import Stack
+from cli.stack.processes import run_module
+from cli.stack.stack import Stack
 from cli.waiting import Record, WaitingClient
 from shared.errors import Conflict, InvalidInput, Unavailable
 
@@ -40,7 +40,7 @@ ENVIRONMENT = {
 }
 
 _ANNOUNCED = re.compile(r"injected fault (\S+): .* at step (\d+); unix time ([\d.]+)")
-"""What a rank prints right before a fault (``unicron.fault_effects.announce``)."""
+"""What a rank prints right before a fault (``unicron.process.fault_effects.announce``)."""
 
 
 @dataclass(frozen=True)

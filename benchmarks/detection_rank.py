@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from unicron import environment
-from unicron.step import Step
+from unicron.protocol import environment
 from unicron.train import train
+from unicron.training.step import Step
 
 NOTES = "steps-{pid}.txt"
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from unicron import environment
-from unicron.run import Run
-from unicron.step import Step
+from unicron.protocol import environment
 from unicron.train import train
 from unicron.trainer.data import Samples
+from unicron.training.run import Run
+from unicron.training.step import Step
 
 STALLS = 0.01
 """Part of the micro-batches whose data is late."""

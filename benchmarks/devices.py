@@ -39,11 +39,11 @@ from pathlib import Path
 from benchmarks import devices_step
 from benchmarks.devices_communicators import initialisation_s, shared_device
 from benchmarks.report import Report, run
-from cli.processes import run_module
-from cli.stack import Stack
+from cli.stack.processes import run_module
+from cli.stack.stack import Stack
 from cli.waiting import Record, WaitingClient
-from services.agent import hardware
-from services.agent.visible_devices import VISIBLE_VARIABLE
+from services.agent.machine import hardware
+from services.agent.machine.visible_devices import VISIBLE_VARIABLE
 from shared.errors import InvalidInput
 
 ROOT = Path(__file__).resolve().parents[1]

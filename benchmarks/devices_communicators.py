@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.report import Report, run
-from services.agent import hardware
-from services.agent.visible_devices import VISIBLE_VARIABLE
+from services.agent.machine import hardware
+from services.agent.machine.visible_devices import VISIBLE_VARIABLE
 from shared.errors import InvalidInput
 from unicron import backend, device
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.intervals import median_interval
 from benchmarks.report import Report
-from unicron import environment
+from unicron.protocol import environment
 from unicron.snapshot.interval import best_exponent, loss_mtbf_s
 from unicron.snapshot.snapshots import Snapshots
 

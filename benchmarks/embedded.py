@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cli.processes import run_module
-from cli.stack import Stack
+from cli.stack.processes import run_module
+from cli.stack.stack import Stack
 from cli.waiting import WaitingClient
 
 POLL_S = 0.02

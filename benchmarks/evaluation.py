@@ -44,9 +44,9 @@ from benchmarks.intervals import LEAST_RATIOS, REASON
 from benchmarks.report import MISSED, Report, at_least, run
 from benchmarks.timing import timed
 from simulator import figures, published
-from simulator.paper_workloads import NAMES
 from simulator.policies import POLICIES
 from simulator.runs import Run, make
+from simulator.workloads.paper_workloads import NAMES
 
 PARTS = ("speed", "figures", "ratios", "gains", "cases", "clusters", "scale", "live")
 

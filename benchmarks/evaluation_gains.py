@@ -9,10 +9,10 @@ from benchmarks.evaluation_ratios import CASES, PAPER
 from benchmarks.evaluation_runs import Gain, gain, make_groups, mean_waf, over_seeds
 from benchmarks.report import Report
 from simulator.oracle import oracle
-from simulator.paper_workloads import REAL, workload
 from simulator.policies import POLICIES
 from simulator.report.summary import ORACLE
 from simulator.runs import Run, WorkloadOf
+from simulator.workloads.paper_workloads import REAL, workload
 
 OURS = "unicron"
 

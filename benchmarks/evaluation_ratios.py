@@ -11,10 +11,10 @@ from benchmarks.evaluation_runs import make_groups, mean_waf
 from benchmarks.evaluation_targets import PublishedRatio
 from benchmarks.report import Report
 from simulator.outcome import Outcome
-from simulator.paper_workloads import workload
 from simulator.policies import POLICIES
 from simulator.report.summary import ORACLE
 from simulator.runs import Run
+from simulator.workloads.paper_workloads import workload
 
 CASES = range(1, 6)
 """Of tasks and weights: the paper's table 3."""

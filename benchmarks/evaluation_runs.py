@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from services.planner.replay import Replayer
+from services.planner.replay.replay import Replayer
 from shared.planning import compiled
 from simulator.outcome import Outcome
 from simulator.policies import POLICIES, SOLVES
-from simulator.random_workloads import random_workload
 from simulator.report.intervals import Interval, mean_interval
 from simulator.report.summary import ORACLE
 from simulator.runs import Run, WorkloadOf, make, make_all
+from simulator.workloads.random_workloads import random_workload
 
 ROUNDING = 1e-9
 """Relative: sums of some thousand terms in another order."""

@@ -28,9 +28,9 @@ import psutil
 
 from benchmarks import viewers
 from benchmarks.report import Report, at_least, run
-from cli.child import Child
-from shared.joining import CREDENTIAL
-from shared.nats_server import NatsServer
+from cli.stack.child import Child
+from shared.server.nats_server import NatsServer
+from shared.service.joining import CREDENTIAL
 
 HEAVIEST = {
     "layers": 5040, "hidden": 1_000_000, "heads": 10_000, "sequence_length": 2048,

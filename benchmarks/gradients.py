@@ -71,12 +71,12 @@ def train(folder: Path) -> None:
     from unicron.link import agent_link
     from unicron.link.standalone import standalone_generation
     from unicron.megatron import cpu as megatron_cpu
-    from unicron.step import Step
     from unicron.trainer import model, spec
     from unicron.trainer.data import Samples
     from unicron.trainer.dropout import Dropout
     from unicron.trainer.passes import forward_backward
-    from unicron.training import Training
+    from unicron.training.generations import Training
+    from unicron.training.step import Step
 
     megatron_cpu.enable()
     torch.set_num_threads(1)

@@ -32,11 +32,11 @@ import psutil
 from benchmarks.log_course import SEED, prepare
 from benchmarks.report import Report, at_least, run
 from benchmarks.stream import fill
-from cli.child import Child
-from services.api.store import Store
+from cli.stack.child import Child
+from services.api.store.projection_store import Store
 from shared.errors import Unavailable
 from shared.log.log import EventLog
-from shared.nats_server import NatsServer
+from shared.server.nats_server import NatsServer
 
 REQUESTS_PER_S = 100
 """Of all lists together."""

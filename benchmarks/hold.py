@@ -27,7 +27,7 @@ from pathlib import Path
 from benchmarks.intervals import LEAST_RATIOS, REASON, interval
 from benchmarks.report import Report, at_least, run
 from tests.unicron.harness import agent
-from unicron.protocol import Held, Hold
+from unicron.protocol.messages import Held, Hold
 from unicron.trainer import corpus
 
 WORKERS = ("w0", "w1", "w2", "w3")

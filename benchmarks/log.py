@@ -29,13 +29,13 @@ from pathlib import Path
 
 from benchmarks.log_course import SEED, write
 from benchmarks.report import Report, at_least, run
-from services.planner.log_fold import Fold
-from services.planner.sources import AnsweredRows, LogSource
-from shared.events import ErrorDetected, PlanDecided, Recorded
+from services.planner.replay.log_fold import Fold
+from services.planner.replay.sources import AnsweredRows, LogSource
+from shared.events.severities import Severity
+from shared.events.union import ErrorDetected, PlanDecided, Recorded
 from shared.log.chain import ChainCheck
 from shared.log.log import EventLog
 from shared.log.scan import Scan
-from shared.severities import Severity
 
 LEAST_CHAIN, LEAST_READ_FOLD = 50_000, 20_000
 """Events for each second of processor time."""
@@ -50,7 +50,7 @@ the whole log, too."""
 
 _VERIFY = """
 import json, resource, sys, time
-from services.planner.replay import Replayer
+from services.planner.replay.replay import Replayer
 if __name__ == "__main__":
     began = time.perf_counter()
     report = Replayer.of_file(sys.argv[1]).verify(jobs=int(sys.argv[2]))

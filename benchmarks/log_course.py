@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Report
-from services.planner.log_fold import Fold
-from services.planner.state import Task, node_of
-from shared.events import (
+from services.planner.replay.log_fold import Fold
+from services.planner.state.cluster import Task, node_of
+from shared.events.severities import SEVERITY, ErrorKind, Method, Severity
+from shared.events.union import (
     ClusterConfigured,
     ErrorDetected,
     Event,
@@ -37,8 +38,7 @@ from shared.log.chain import FIRST_HASH, row_hash
 from shared.log.log import EventLog
 from shared.log.scan import utc_text
 from shared.log.schema import COLUMNS
-from shared.severities import SEVERITY, ErrorKind, Method, Severity
-from shared.tasks import parse_spec
+from shared.tasks.specification import parse_spec
 
 SEED = 20261122
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.log_course import SMALL, START, STEP, Cluster, Course, write_rows
-from shared.events import Event, Recorded
+from shared.events.union import Event, Recorded
 from shared.log.chain import FIRST_HASH, row_hash
 from shared.log.log import recorded
 from shared.log.scan import utc_text

@@ -27,7 +27,7 @@ from benchmarks.intervals import LEAST_RATIOS, REASON
 from benchmarks.report import Report, at_least, run
 from tests.unicron.harness import agent
 from tests.unicron.test_snapshots import Nodes
-from unicron.protocol import Progress
+from unicron.protocol.messages import Progress
 from unicron.trainer import corpus
 
 NODES = {"w0": "n0", "w1": "n1", "w2": "n2"}

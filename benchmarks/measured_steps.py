@@ -3,11 +3,11 @@
     OMP_NUM_THREADS=1 python -m benchmarks.measured_steps [--ranks 4] [--steps 1500]
 
 Ranks of a data-parallel task (gloo) compute forward and backward passes of a transformer layer and reduce its
-gradients. Each measures its own time as ``unicron.step`` does. A line ``variation`` has, of the logarithm of a rank's
-time over the median of the others': the robust standard deviation; the correlation of neighbouring steps; the part of
-steps that are in slow phases (above two robust standard deviations, smoothed over five steps), their mean length and
-typical and largest factor; the part of single steps above a factor of 2. There are no bounds: a busy machine varies
-more.
+gradients. Each measures its own time as ``unicron.training.step`` does. A line ``variation`` has, of the logarithm of a
+rank's time over the median of the others': the robust standard deviation; the correlation of neighbouring steps; the
+part of steps that are in slow phases (above two robust standard deviations, smoothed over five steps), their mean
+length and typical and largest factor; the part of single steps above a factor of 2. There are no bounds: a busy machine
+varies more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.report import Report, run
-from unicron.compute_time import ComputeTimer
+from unicron.training.compute_time import ComputeTimer
 
 WIDTH, LENGTH, MICRO_BATCHES, WARM_UP = 64, 64, 2, 20
 """A layer whose passes take some 5 ms on one core: long beside the clock, short enough for many steps."""

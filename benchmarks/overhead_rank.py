@@ -149,8 +149,8 @@ def attach(plan: Plan, folder: Path) -> unicron.Run:
     from unicron.link import agent_link
     from unicron.link.standalone import standalone_generation
     from unicron.megatron import cpu
-    from unicron.run import Run
-    from unicron.training import Training
+    from unicron.training.generations import Training
+    from unicron.training.run import Run
 
     cpu.enable()
     work = plan.work

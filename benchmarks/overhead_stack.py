@@ -13,7 +13,7 @@ import psutil
 
 from benchmarks.embedded import Embedded, embedded
 from benchmarks.overhead_rank import STEPS, Plan
-from cli.children import SERVICES
+from cli.stack.children import SERVICES
 from shared.errors import Unavailable
 
 AGENT, CONTROL_PLANE = "agent", "control plane"

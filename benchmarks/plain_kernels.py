@@ -18,9 +18,9 @@ from unittest.mock import patch
 from benchmarks.planner import problem
 from benchmarks.report import Report, at_least, run
 from benchmarks.timing import timed
+from shared.events.plans import Problem
 from shared.planning import compiled
 from shared.planning.solver import solve_with_alternatives
-from shared.plans import Problem
 
 
 def measure_size(workers: int, tasks: int, rounds: int) -> dict[str, Any]:

@@ -37,10 +37,10 @@ from numpy.typing import NDArray
 from benchmarks.planner_decisions import NODE_WORKERS, measure_look_ahead, measure_moved
 from benchmarks.report import Report, at_least, run
 from benchmarks.timing import timed
+from shared.events.plans import Problem, Solution, TaskProblem
 from shared.planning import compiled
 from shared.planning.solver import solve, solve_with_alternatives, solve_with_proof
 from shared.planning.waf import term
-from shared.plans import Problem, Solution, TaskProblem
 
 MOST_TASK_BYTES = 800
 """Of a SEV1 plan's event for each task of its problem, where no table changed. Its part of the problem is 400 bytes, of

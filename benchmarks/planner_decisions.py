@@ -11,19 +11,20 @@ from functools import partial
 from typing import Any
 
 from benchmarks.timing import timed
-from services.planner import placement, reconfigure
 from services.planner.decide import decide
 from services.planner.evolve import evolve
-from services.planner.lookahead import LookAhead
-from services.planner.problem import build_problem
-from services.planner.state import Node, State, Task
-from shared.events import ErrorDetected, PlanDecided
+from services.planner.lookahead.table import LookAhead
+from services.planner.placement import ranks
+from services.planner.problem import reconfigure
+from services.planner.problem.problem import build_problem
+from services.planner.state.cluster import Node, State, Task
+from shared.events.plans import Layout, Problem, Solution
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected, PlanDecided
 from shared.log.log import EventLog
 from shared.model import canonical_json
 from shared.planning.solver import evaluate, solve, solve_with_alternatives
-from shared.plans import Layout, Problem, Solution
-from shared.severities import ErrorKind, Method, Severity
-from shared.tasks import parse_spec
+from shared.tasks.specification import parse_spec
 
 NODE_WORKERS = 8
 """Workers of each simulated node."""
@@ -113,7 +114,7 @@ def measure_look_ahead(nodes: int, tasks: int, rounds: int) -> dict[str, Any]:
     lookups: list[float] = []  # of each decision, which asks several problems
     fresh: list[float] = []
     placements, decisions = [], []
-    place = placement.place
+    place = ranks.place
 
     def timed_place(*arguments: Any) -> Any:
         seconds, result = timed(lambda: place(*arguments))

@@ -29,8 +29,8 @@ from pathlib import Path
 
 from benchmarks.peers.systems import RESULT, System, Torchft, Torchrun, Unicron, environment_of, version_of
 from benchmarks.report import Report, at_least, run
-from cli.demo_report import compare_parameters
-from cli.processes import run_module
+from cli.demo.report import compare_parameters
+from cli.stack.processes import run_module
 from cli.waiting import Record
 
 SYSTEMS = ("unicron", "torchrun", "torchft")

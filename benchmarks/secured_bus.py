@@ -25,16 +25,16 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.report import Report, at_least, run
-from cli.child import Child
+from cli.stack.child import Child
 from cli.waiting import Record, WaitingClient
+from shared.bus.identities import node_identity
 from shared.clock import PROCESS_CLOCK
 from shared.errors import Unavailable
-from shared.identities import node_identity
-from shared.joining import CREDENTIAL
-from shared.key_directory import KeyDirectory
-from shared.nats_server import NatsServer
-from shared.rights import Rights, rights
-from shared.settings import Settings
+from shared.server.key_directory import KeyDirectory
+from shared.server.nats_server import NatsServer
+from shared.server.rights import Rights, rights
+from shared.service.joining import CREDENTIAL
+from shared.settings.model import Settings
 from tests.agent.program import running
 
 SERVICES = ("detector", "planner", "transition", "api")

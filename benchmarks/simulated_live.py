@@ -27,20 +27,20 @@ from typing import NamedTuple
 from benchmarks.embedded import Embedded, embedded, small_task
 from benchmarks.report import Report, at_least, run
 from cli.waiting import AT_STRENGTH, Record
-from services.planner.state import HardwareLayout
-from services.planner.throughput import flop_per_step, modelled_flop_per_s
-from shared.events import NodeJoined
+from services.planner.state.cluster import HardwareLayout
+from services.planner.throughput.model import flop_per_step, modelled_flop_per_s
+from shared.events.union import NodeJoined
 from shared.log.log import EventLog
 from shared.planning.performance import measured, profile
-from shared.tasks import TaskSpec, parse_spec
-from simulator.engine import simulate
+from shared.tasks.specification import TaskSpec, parse_spec
 from simulator.outcome import Outcome
 from simulator.policies import POLICIES
 from simulator.policies.parameters import value
 from simulator.policies.timing import Detection, LiveTiming
 from simulator.policy import Policy
-from simulator.trace import Occurrence, Trace
-from simulator.workload import Workload
+from simulator.run.engine import simulate
+from simulator.workloads.trace import Occurrence, Trace
+from simulator.workloads.workload import Workload
 
 BOUND = 0.10
 """Required: the relative difference of accumulated WAF."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from unicron import environment
+from unicron.protocol import environment
 from unicron.train import train
 from unicron.trainer.data import Samples
 

@@ -2,7 +2,7 @@
 
 The arrivals of each node's heartbeats are drawn: log-normal delays with autocorrelated slow phases and rare pauses, in
 which the agent itself does not run (``agent_delays``), and repeated TCP segments (``network_delays``). They go through
-the estimator that the detector uses (``services/detector/arrivals.py``). No node ever ends.
+the estimator that the detector uses (``services/detector/state/arrivals.py``). No node ever ends.
 
 A silence beyond its limit is a *suspicion*, and a loss only if witnesses find nothing else. A living node's machine
 takes their connections, so its agent is mute at worst: that counts beyond ``node_timeout_s`` and the limit, and only if
@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.detector.arrivals import REFRESH, WARM_UP, WINDOW
-from services.detector.monitored_node import MonitoredNode
-from services.detector.silence_limits import SilenceLimits
-from services.detector.stalls import StallLimits
-from shared.settings import Settings
-from shared.signals import Heartbeat
+from services.detector.nodes.silence_limits import SilenceLimits
+from services.detector.state.arrivals import REFRESH, WARM_UP, WINDOW
+from services.detector.state.node import MonitoredNode
+from services.detector.state.stalls import StallLimits
+from shared.messages.signals import Heartbeat
+from shared.settings.model import Settings
 
 Seconds = NDArray[np.float64]
 Flags = NDArray[np.bool_]

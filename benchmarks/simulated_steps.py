@@ -2,8 +2,8 @@
 
     python -m benchmarks.simulated_steps [--ranks 1000] [--hours 24] [--seed 1] [--courses 200]
 
-The times go through ``services.detector.stragglers.PeerGroup``, the code that the detector runs. One core does a day of
-1,000 ranks within ten minutes. ``STEP_S`` is a step of real training: the times within it matter only as ratios.
+The times go through ``services.detector.state.stragglers.PeerGroup``, the code that the detector runs. One core does a
+day of 1,000 ranks within ten minutes. ``STEP_S`` is a step of real training: the times within it matter only as ratios.
 
 A rank's time for a micro-batch is a product of (``Variation``):
 
@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.report import Report, run
-from services.detector.stragglers import PeerGroup
+from services.detector.state.stragglers import PeerGroup
 
 STEP_S = 10.0
 """Duration of a step: those of large models take 5 to 20 s (Megatron, SC'21, table 1: 145 billion parameters at a

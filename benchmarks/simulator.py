@@ -23,12 +23,12 @@ from typing import NamedTuple
 
 from benchmarks.report import Report, run
 from shared.log.log import EventLog
-from shared.tasks import TaskSpec, parse_spec
-from simulator.engine import simulate
-from simulator.paper_workloads import workload
+from shared.tasks.specification import TaskSpec, parse_spec
 from simulator.policies import POLICIES
-from simulator.trace import Occurrence, Trace
-from simulator.workload import Workload
+from simulator.run.engine import simulate
+from simulator.workloads.paper_workloads import workload
+from simulator.workloads.trace import Occurrence, Trace
+from simulator.workloads.workload import Workload
 
 DAY_S = 86_400.0
 WEEK_S = 7 * DAY_S

@@ -30,11 +30,11 @@ import psutil
 from benchmarks.embedded import Embedded, embedded, small_task
 from benchmarks.log_course import write
 from benchmarks.report import Report, run
-from cli.children import SERVICES
+from cli.stack.children import SERVICES
 from cli.waiting import WaitingClient
-from shared.log.backup import back_up
+from shared.archive.backup import back_up
+from shared.archive.restoration import restore
 from shared.log.log import EventLog
-from shared.log.restoration import restore
 
 LIMIT_S = 60.0
 """For one fault to be healed, which takes seconds."""

@@ -14,12 +14,12 @@ from nats.aio.client import Client
 from nats.js import errors as nats_errors
 from nats.js.api import Header
 
-from shared import credentials
-from shared.bus import Bus
+from shared.bus import credentials
+from shared.bus.connection import Bus
 from shared.log.log import EventLog
 from shared.log.relay import HASH_HEADER, STREAM, SUBJECT, Relay
 from shared.model import canonical_json
-from shared.nats_server import NatsServer
+from shared.server.nats_server import NatsServer
 
 _UNANSWERED = 500
 """Messages to the stream without an answer from the server."""

@@ -28,16 +28,17 @@ import psutil
 from benchmarks.log_course import LARGE
 from benchmarks.long_log import write_and_hold_back
 from benchmarks.report import Report
-from cli.child import Child
-from services.api.store import Store
-from shared import credentials, tokens
-from shared.bus import Bus
-from shared.events import Event
-from shared.joining import CREDENTIAL
+from cli.stack.child import Child
+from services.api.store.projection_store import Store
+from shared.bus import credentials
+from shared.bus.connection import Bus
+from shared.events.union import Event
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.nats_server import NatsServer
-from shared.tokens import Scope
+from shared.server.nats_server import NatsServer
+from shared.service import tokens
+from shared.service.joining import CREDENTIAL
+from shared.service.tokens import Scope
 
 MOST_LAG_S = 2.0
 MOST_P99_S = 0.3

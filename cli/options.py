@@ -12,7 +12,7 @@ import typer
 from cli.completion import fault_ids, incident_ids, node_names, plan_ids, task_names
 
 if TYPE_CHECKING:
-    from shared.key_directory import KeyDirectory
+    from shared.server.key_directory import KeyDirectory
 
 
 class Format(StrEnum):
@@ -77,7 +77,7 @@ SegmentFormat = Annotated[SegmentEnding, typer.Option("--format", help="jsonl.gz
 
 def log_url(log: str | None, run_dir: Path | None) -> str:
     """Return the URL of the log that is meant: a URL, a file, that in a run directory, or that of the settings."""
-    from shared.settings import read_settings
+    from shared.settings.model import read_settings
 
     if log is not None and "://" in log:
         return log
@@ -128,8 +128,8 @@ def given(**options: Any) -> dict[str, Any]:
 
 def key_directory(path: Path | None) -> KeyDirectory:
     """Return the key directory that is meant: the one given, or that of the settings."""
-    from shared.key_directory import KeyDirectory
-    from shared.settings import read_settings
+    from shared.server.key_directory import KeyDirectory
+    from shared.settings.model import read_settings
 
     return KeyDirectory(read_settings().key_directory if path is None else path)
 

@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 from cli.client import Client
 from shared.errors import Unavailable, UnicronError
-from unicron.client.asynchronous import AsyncConnection
-from unicron.client.resources import ENDED, task_path
-from unicron.client.waiting import TimedOut, until
+from unicron_client.asynchronous import AsyncConnection
+from unicron_client.resources import ENDED, task_path
+from unicron_client.waiting import TimedOut, until
 
 __all__ = ["AT_STRENGTH", "Record", "TimedOut", "WaitingClient"]
 

@@ -15,13 +15,13 @@ from typing import Any
 import nats
 from nats.errors import Error
 
-from shared.credentials import Credential
+from shared.bus.credentials import Credential
+from shared.bus.identities import inbox_prefix
+from shared.bus.nats_client import tls_context
 from shared.errors import UnicronError
-from shared.identities import inbox_prefix
-from shared.joining import credential_of, joined
-from shared.nats_client import tls_context
-from shared.service import AGENT
-from shared.settings import read_settings
+from shared.service.frame import AGENT
+from shared.service.joining import credential_of, joined
+from shared.settings.model import read_settings
 
 TIMEOUT_S = 2.0
 """A healthy service answers within milliseconds; the container's probe interval is several seconds."""

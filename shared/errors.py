@@ -29,7 +29,7 @@
       Corrupt               a log or a plan that fails its checks   500, exit 6
 
 ``code`` is stable: scripts and problem+json documents name it. The failures of commands and plans have codes of their
-own (``shared.codes``).
+own (``shared.events.codes``).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ A cluster file is YAML, every field optional:
     nodes: 16                  # how many, or a list of their names; at least those of the trace
     settings:                  # parameters of decisions, as in cluster.configured
       mtbf_node_s: 864000
-    times:                     # of the live planner's policy, as measured; names: simulator/measured_times.py
+    times:                     # of the live planner's policy, as measured; names: simulator/run/measured_times.py
       process_start_s: 12.5
     throughput:                # measured over modelled, by task
       gpt-large: 0.93
@@ -28,12 +28,12 @@ from shared.errors import InvalidInput, NotFound
 from shared.model import Model
 from shared.names import Name
 from shared.planning.performance import names
-from shared.tasks import MAX_SPEC_BYTES, TaskSpec, parse_spec
+from shared.tasks.specification import MAX_SPEC_BYTES, TaskSpec, parse_spec
 from shared.unknown_names import unknown_field, unknown_field_of
-from simulator.cluster_parameters import PARAMETERS
-from simulator.generators import MAX_NODES
-from simulator.measured_times import TIMES
-from simulator.paper_tasks import DATA, MOST_STEPS
+from simulator.run.measured_times import TIMES
+from simulator.workloads.cluster_parameters import PARAMETERS
+from simulator.workloads.generators import MAX_NODES
+from simulator.workloads.paper_tasks import DATA, MOST_STEPS
 
 MAX_TIME_S = 365 * 86_400.0
 """A year: longer than anything that a cluster takes."""
@@ -79,7 +79,8 @@ def read_tasks(path: Path) -> tuple[TaskSpec, ...]:
 
     Raises:
         NotFound: no such file.
-        InvalidInput: not YAML, no task, two of the same name, or a wrong specification (``shared.tasks.parse_spec``).
+        InvalidInput: not YAML, no task, two of the same name, or a wrong specification
+        (``shared.tasks.specification.parse_spec``).
     """
     entries = [entry for part in _yaml(path) for entry in (part if isinstance(part, list) else [part])]
     entries = [entry for entry in entries if entry is not None]

@@ -15,19 +15,20 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from services.planner.throughput import pins_of
+from services.planner.throughput.model import pins_of
+from shared.events.severities import ErrorKind
 from shared.planning.performance import profile
 from shared.planning.performance.gpt import Shape, model_flop
 from shared.planning.performance.search import best
-from shared.severities import ErrorKind
-from shared.tasks import TaskSpec
-from simulator import failure_mix, generators, published
-from simulator.engine import simulate
-from simulator.paper_tasks import SIZES, task
-from simulator.paper_workloads import HARDWARE
+from shared.tasks.specification import TaskSpec
+from simulator import published
 from simulator.policy import Policy
-from simulator.trace import Occurrence, Trace
-from simulator.workload import Workload
+from simulator.run.engine import simulate
+from simulator.workloads import failure_mix, generators
+from simulator.workloads.paper_tasks import SIZES, task
+from simulator.workloads.paper_workloads import HARDWARE
+from simulator.workloads.trace import Occurrence, Trace
+from simulator.workloads.workload import Workload
 
 GPU_COUNTS = (8, 16, 32, 48, 64, 96, 128)
 """Counts of figure 4's table. Which ones the paper has is not known."""

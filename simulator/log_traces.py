@@ -21,9 +21,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from services.planner.replay import Replayer
+from services.planner.replay.replay import Replayer
 from shared.errors import InvalidInput
-from shared.events import (
+from shared.events.severities import ErrorKind, Severity
+from shared.events.union import (
     ClusterConfigured,
     ErrorDetected,
     Event,
@@ -41,14 +42,13 @@ from shared.events import (
     WorkerSlowed,
 )
 from shared.planning.performance import names
-from shared.settings import Settings
-from shared.severities import ErrorKind, Severity
-from shared.tasks import TaskSpec
-from simulator.calibration import Calibration, calibration_of
-from simulator.cluster_parameters import PARAMETERS, peak_flop_per_s
-from simulator.paper_tasks import outlasting
-from simulator.trace import Occurrence, Trace
-from simulator.workload import Workload
+from shared.settings.model import Settings
+from shared.tasks.specification import TaskSpec
+from simulator.run.calibration import Calibration, calibration_of
+from simulator.workloads.cluster_parameters import PARAMETERS, peak_flop_per_s
+from simulator.workloads.paper_tasks import outlasting
+from simulator.workloads.trace import Occurrence, Trace
+from simulator.workloads.workload import Workload
 
 
 class _Nodes(NamedTuple):
@@ -62,7 +62,7 @@ def workload_of_log(replayer: Replayer, name: str) -> Workload:
     """Return the workload that a log tells of.
 
     Args:
-        replayer: the log: a database, or segments (``services.planner.replay.Replayer``).
+        replayer: the log: a database, or segments (``services.planner.replay.replay.Replayer``).
         name: of the workload and its trace, for example the file's.
 
     Raises:

@@ -25,16 +25,16 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from services.planner.admission import admit
-from services.planner.throughput import flop_per_step, hardware_in_nodes
-from services.planner.throughput_tables import allowed_layouts
+from services.planner.state.admission import admit
+from services.planner.throughput.model import flop_per_step, hardware_in_nodes
+from services.planner.throughput.tables import allowed_layouts
+from shared.events.plans import Problem, TaskProblem
 from shared.planning.performance.search import Timed
 from shared.planning.solver import solve
-from shared.plans import Problem, TaskProblem
-from shared.settings import Settings
-from shared.tasks import TaskSpec
+from shared.settings.model import Settings
+from shared.tasks.specification import TaskSpec
 from simulator.outcome import Outcome, WafPoint
-from simulator.workload import Workload
+from simulator.workloads.workload import Workload
 
 NAME = "oracle"
 """Its name in reports."""
@@ -111,9 +111,9 @@ class Bound:
     """The greatest weighted FLOP/s of a workload's tasks, by capacity.
 
     With ``admits``, the greatest that leaves no task without workers that fits, heavy ones first: what the planner
-    promises its users (``services.planner.admission``), at once and for nothing. It is what a planner with that rule is
-    measured by, and no bound of it to the last digit: while a light task's fault is not found yet, the heavy ones still
-    have workers that this division has given to the light one.
+    promises its users (``services.planner.state.admission``), at once and for nothing. It is what a planner with that
+    rule is measured by, and no bound of it to the last digit: while a light task's fault is not found yet, the heavy
+    ones still have workers that this division has given to the light one.
     """
 
     def __init__(self, workload: Workload, *, admits: bool = False) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from services.planner.problem import Solve
-from shared.plans import TaskChange
-from shared.severities import ErrorKind, Severity
-from shared.tasks import TaskSpec
+from services.planner.problem.problem import Solve
+from shared.events.plans import TaskChange
+from shared.events.severities import ErrorKind, Severity
+from shared.tasks.specification import TaskSpec
 
 Scope = Literal["fixed", "own", "cluster"]
 """Which worker counts the policy may choose. The *allotment* of a task is its count in the best plan of the healthy

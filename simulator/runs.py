@@ -13,14 +13,14 @@ from typing import Any
 from shared.errors import Conflict, InvalidInput
 from shared.log.log import EventLog
 from shared.planning import compiled
-from simulator.engine import simulate
-from simulator.measured_times import on_cluster
 from simulator.oracle import oracle
 from simulator.outcome import Outcome
 from simulator.policies import POLICIES
 from simulator.policy import Policy
 from simulator.report.summary import ORACLE
-from simulator.workload import Workload
+from simulator.run.engine import simulate
+from simulator.run.measured_times import on_cluster
+from simulator.workloads.workload import Workload
 
 WorkloadOf = Callable[[int], Workload]
 """Returns the workload of a seed; can be pickled."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from services.planner.replay import Replayer
+from services.planner.replay.replay import Replayer
 from shared.errors import InvalidInput, NotFound
 from shared.log.segments import is_segment, segments_in
-from simulator import generators
 from simulator.cluster_files import ClusterFile, read_cluster, read_tasks
-from simulator.cluster_parameters import peak_flop_per_s
 from simulator.log_traces import workload_of_log
-from simulator.paper_tasks import DEFAULT_CASE, outlasting
-from simulator.paper_workloads import NAMES, with_tasks, workload
-from simulator.trace import Trace
-from simulator.trace_files import read_trace
-from simulator.workload import Workload
+from simulator.workloads import generators
+from simulator.workloads.cluster_parameters import peak_flop_per_s
+from simulator.workloads.paper_tasks import DEFAULT_CASE, outlasting
+from simulator.workloads.paper_workloads import NAMES, with_tasks, workload
+from simulator.workloads.trace import Trace
+from simulator.workloads.trace_files import read_trace
+from simulator.workloads.workload import Workload
 
 SQLITE_HEADER = b"SQLite format 3\0"
 """The first bytes of every SQLite file (https://sqlite.org/fileformat.html, section 1.3)."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.bus import Bus
+from shared.bus.connection import Bus
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.settings import Settings
+from shared.settings.model import Settings
 from tests.examples import load_profile
 from tests.nats_server import OpenServer
 from tests.postgres import PostgresServer, empty_schema, find_binaries

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar, cast
 
-from shared.events import Recorded
+from shared.events.union import Recorded
 from shared.log.log import EventLog
-from shared.log.state_snapshots import KeptState
+from shared.service.state_snapshots import KeptState
 
 S = TypeVar("S")
 

@@ -15,11 +15,11 @@ from typing import Self
 import httpx
 import yaml
 
-from shared import credentials
-from shared.credentials import Credential
-from shared.key_directory import KeyDirectory
-from shared.nats_server import find_binary
-from shared.parent import die_with_parent
+from shared.bus import credentials
+from shared.bus.credentials import Credential
+from shared.machine.parent import die_with_parent
+from shared.server.key_directory import KeyDirectory
+from shared.server.nats_server import find_binary
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 PRODUCTION = DEPLOY / "kubernetes" / "overlays" / "production"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from shared import credentials
-from shared.credentials import Credential
-from shared.key_directory import KeyDirectory
-from shared.nats_server import NatsServer
-from shared.rights import Rights, authorization, rights
+from shared.bus import credentials
+from shared.bus.credentials import Credential
+from shared.server.key_directory import KeyDirectory
+from shared.server.nats_server import NatsServer
+from shared.server.rights import Rights, authorization, rights
 
 TEST = "test"
 """The identity of tests."""

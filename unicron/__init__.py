@@ -1,8 +1,7 @@
 """Unicron inside a training process: keep this process training through failures.
 
 The only package of the project that enters a user's process. It imports no other package of the project and, until
-``attach`` is called, nothing beyond the standard library. ``unicron.client``, for programs that ask a cluster, is no
-part of that: nothing else here imports it.
+``attach`` is called, nothing beyond the standard library.
 
     run = unicron.attach(steps=1000, micro_batches=16, build=build)
     for step in run.steps():
@@ -40,8 +39,8 @@ from unicron.errors import (
 
 if TYPE_CHECKING:
     from unicron.megatron.schedule import each_backward
-    from unicron.run import Generation, Run
-    from unicron.step import Step
+    from unicron.training.run import Generation, Run
+    from unicron.training.step import Step
 
 __all__ = [
     "CommunicationFailed",
@@ -67,9 +66,9 @@ __all__ = [
 __version__ = "0.1.0"
 
 _LAZY = {
-    "Generation": "unicron.run",
-    "Run": "unicron.run",
-    "Step": "unicron.step",
+    "Generation": "unicron.training.run",
+    "Run": "unicron.training.run",
+    "Step": "unicron.training.step",
     "each_backward": "unicron.megatron.schedule",
 }
 """Public names whose modules import torch: imported when they are first used."""
@@ -138,14 +137,15 @@ def attach(
         UnsupportedState: an object of ``state`` has not these methods, or a value that cannot be saved.
         InvalidSpec: ``steps`` or ``micro_batches`` are not those of the task's specification, which the planner reads.
     """
-    from unicron import device, environment
+    from unicron import device
     from unicron.gradients.precision import Precision
     from unicron.link import agent_link, torchrun
     from unicron.link.standalone import standalone_generation
     from unicron.megatron import cpu
-    from unicron.run import Run
+    from unicron.protocol import environment
     from unicron.trainer import spec
-    from unicron.training import Training
+    from unicron.training.generations import Training
+    from unicron.training.run import Run
 
     link = agent_link.from_environment(standalone_generation(directory))
     task = spec.of_environment() if link.supervised else None

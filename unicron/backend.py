@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from unicron import device, sockets
+from unicron import device
+from unicron.process import sockets
 
 WAKE_S = 0.01
 """Between two knocks at the threads that an abort waits for. Chosen: short beside a recovery; a knock takes less."""

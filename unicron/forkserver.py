@@ -9,7 +9,7 @@ The server and its node agent exchange JSON lines. The inherited socket ``N`` li
 
     agent -> server  {"do": "fork", "id", "task", "worker", "spec", "output", "stacks", "env", "uid"}
                      {"do": "store", "id", "host", "output", "uid"}
-                     {"do": "check", "id", "output", "memory_bytes", "devices"}   (unicron.self_check; "forked" answers)
+                     {"do": "check", "id", "output", "memory_bytes", "devices"}   (``self_check``; "forked" answers)
                      {"do": "acknowledge", "id"}                     (the end of this process need not be said again)
     server -> agent  {"event": "ready", "pid", "version"}
                      {"event": "forked", "id", "pid"}
@@ -44,10 +44,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from unicron import environment, preloading, self_check
-from unicron import output as process_output
-from unicron.fork_requests import error_detail, read_request
-from unicron.processes import become, belongs_to, end_with_parent, kill_group, peer, redirect, write_stacks
+from unicron.process import output as process_output
+from unicron.process import preloading, self_check
+from unicron.process.fork_requests import error_detail, read_request
+from unicron.process.processes import become, belongs_to, end_with_parent, kill_group, peer, redirect, write_stacks
+from unicron.protocol import environment
 
 preloading.keep_quiet(os.environ)
 

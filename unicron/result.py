@@ -19,7 +19,7 @@ from unicron import device
 from unicron.checkpoint import export, storage
 from unicron.checkpoint.writer import PROGRESS_S
 from unicron.link.waiting import Wait
-from unicron.protocol import Configure, Finished
+from unicron.protocol.messages import Configure, Finished
 from unicron.state import transfer
 from unicron.state.rank_state import RankState
 

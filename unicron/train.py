@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unicron import environment
 from unicron.errors import WrongLoop
 from unicron.megatron import cpu as megatron_cpu
+from unicron.protocol import environment
 from unicron.trainer import spec
 
 LEFT_EARLY = (
@@ -36,7 +36,7 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
         directory: where checkpoints and results go; an agent names another folder.
         resume: a checkpoint to start from, where there is no agent.
         data_directory: where tokenised text is kept; None: ``data`` beside the specification. The environment's
-            ``DATA_DIRECTORY`` (``unicron.environment``) comes first.
+            ``DATA_DIRECTORY`` (``unicron.protocol.environment``) comes first.
 
     Raises:
         InvalidSpec: the specification or its data cannot be used.
@@ -48,13 +48,13 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
     from unicron.link import agent_link
     from unicron.link.standalone import standalone_generation
     from unicron.megatron.model import model_chunks
-    from unicron.run import Run
-    from unicron.step import Step
     from unicron.trainer import model
     from unicron.trainer.data import Samples
     from unicron.trainer.dropout import Dropout
     from unicron.trainer.passes import forward_backward
-    from unicron.training import Training
+    from unicron.training.generations import Training
+    from unicron.training.run import Run
+    from unicron.training.step import Step
 
     task = spec.load(spec_path)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -128,12 +128,6 @@ def imports() -> None:
     import megatron.core.pipeline_parallel  # noqa: F401
     import safetensors.torch  # noqa: F401
 
-    import unicron.link.agent_link
-    import unicron.run
-    import unicron.trainer.data
-    import unicron.trainer.model
-    import unicron.trainer.passes
-    import unicron.training  # noqa: F401
     from unicron.join import own_identity
 
     own_identity.note_preloaded()

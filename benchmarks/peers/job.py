@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unicron.faults import ScheduledFault
 from unicron.megatron import cpu
+from unicron.process.faults import ScheduledFault
 from unicron.trainer import model
 from unicron.trainer.data import Samples
 from unicron.trainer.dropout import Dropout
@@ -69,7 +69,7 @@ class Job:
         return [note for note in map(json.loads, lines) if note["what"] == what]
 
     def fault(self, rank: int, step: int, at: str, ranks: int) -> None:
-        """Fail, once in a run, if this is the rank, the step and the place (as in ``unicron.faults``).
+        """Fail, once in a run, if this is the rank, the step and the place (as in ``unicron.process.faults``).
 
         Raises:
             InjectedFault: for kind ``exception``.

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.peers.job import DATA_VARIABLE, FAULT_VARIABLE, FOLDER_VARIABLE
-from cli.processes import kill_below
-from cli.stack import Stack
+from cli.stack.processes import kill_below
+from cli.stack.stack import Stack
 from cli.waiting import Record, TimedOut, WaitingClient
 from shared.errors import Unavailable
 

@@ -8,11 +8,11 @@ from typing import Any
 from benchmarks.peers.job import BEFORE_REDUCTION, Job
 from unicron.link import agent_link
 from unicron.link.standalone import standalone_generation
-from unicron.run import Run
 from unicron.trainer import model
 from unicron.trainer.dropout import Dropout
 from unicron.trainer.passes import forward_backward
-from unicron.training import Training
+from unicron.training.generations import Training
+from unicron.training.run import Run
 
 
 def main() -> None:

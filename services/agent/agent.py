@@ -15,43 +15,45 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
-from services.agent import command_subjects, ending_processes, stack_text, stacks, succession
-from services.agent.address import NodeAddress
+from services.agent import command_subjects
 from services.agent.background import Background, every
+from services.agent.cluster.departure import Leaving
+from services.agent.cluster.heartbeats import Heartbeats
+from services.agent.cluster.probe import ProbeServer
+from services.agent.cluster.self_test import SelfTests
+from services.agent.cluster.signals import SignalQueue
 from services.agent.commands import Commands
-from services.agent.departure import Leaving
-from services.agent.device_watch import DeviceWatch
-from services.agent.file_server import FileServer
-from services.agent.fork_server import Children, Forked
-from services.agent.fork_servers import ForkServers
-from services.agent.hardware import NodeHardware
-from services.agent.heartbeats import Heartbeats
-from services.agent.inheritance import Inheritance
+from services.agent.files.file_server import FileServer
+from services.agent.files.rank_users import RankUsers
+from services.agent.files.snapshot_folders import SnapshotFolders, node_folder
+from services.agent.files.task_files import TaskFiles, last_output
+from services.agent.files.task_secrets import TaskSecrets
+from services.agent.machine.address import NodeAddress
+from services.agent.machine.device_watch import DeviceWatch
+from services.agent.machine.hardware import NodeHardware
+from services.agent.machine.oom_kills import OomKills, own_counter
+from services.agent.machine.proc import scheduled
 from services.agent.metrics import AgentMetrics
-from services.agent.node import Node
-from services.agent.oom_kills import OomKills, own_counter
-from services.agent.output_limits import OutputLimits
-from services.agent.probe import ProbeServer
-from services.agent.proc import scheduled
-from services.agent.process import Process
-from services.agent.rank_environment import RankEnvironment
-from services.agent.rank_server import RankServer
-from services.agent.rank_users import RankUsers
-from services.agent.record import NodeRecord
-from services.agent.self_test import SelfTests
-from services.agent.signals import SignalQueue
-from services.agent.snapshot_folders import SnapshotFolders, node_folder
-from services.agent.stores import ID_PREFIX, Stores
-from services.agent.task_files import TaskFiles, last_output
-from services.agent.task_secrets import TaskSecrets
-from shared.bus import Bus
-from shared.changes import Changes
+from services.agent.node.process import Process
+from services.agent.node.record import NodeRecord
+from services.agent.node.slots import Node
+from services.agent.ranks import ending_processes, stack_text, stacks
+from services.agent.ranks.fork_server import Children, Forked
+from services.agent.ranks.fork_servers import ForkServers
+from services.agent.ranks.output_limits import OutputLimits
+from services.agent.ranks.rank_environment import RankEnvironment
+from services.agent.ranks.rank_server import RankServer
+from services.agent.ranks.stores import ID_PREFIX, Stores
+from services.agent.succession import findings
+from services.agent.succession.inheritance import Inheritance
+from shared.bus.connection import Bus
+from shared.bus.dropped import DroppedMessages
 from shared.clock import PROCESS_CLOCK
-from shared.dropped import DroppedMessages
-from shared.log_lines import ids
-from shared.settings import Settings
-from shared.tasks import TaskSpec
-from unicron import protocol
+from shared.service.changes import Changes
+from shared.service.log_lines import ids
+from shared.settings.model import Settings
+from shared.tasks.specification import TaskSpec
+from unicron.protocol import messages
 
 logger = logging.getLogger(__name__)
 
@@ -255,7 +257,7 @@ class Agent:
             forked.kill()  # a release came before the fork server's answer
         self._note_change()
 
-    def send(self, process: Process, message: protocol.Message) -> None:
+    def send(self, process: Process, message: messages.Message) -> None:
         """Send a message to a rank."""
         self._ranks.send(process, message)
 
@@ -288,7 +290,7 @@ class Agent:
         self._snapshots.forget(task)
 
     def _quit(self, process: Process) -> None:
-        self.send(process, protocol.Quit())
+        self.send(process, messages.Quit())
 
     def _kill(self, process: Process, number: signal.Signals = signal.SIGKILL) -> None:
         if process.id in self._forked:
@@ -296,15 +298,15 @@ class Agent:
 
     # ---- messages and ends of processes
 
-    def _received(self, process: Process, message: protocol.Message) -> None:
-        if isinstance(message, protocol.Groups):
+    def _received(self, process: Process, message: messages.Message) -> None:
+        if isinstance(message, messages.Groups):
             self._stacks.receive(process, message)
             return
-        schedule = scheduled(process.pid) if isinstance(message, protocol.Progress) else None
+        schedule = scheduled(process.pid) if isinstance(message, messages.Progress) else None
         at_s, now = self._clock.seconds(), self._clock.now()
         self._signals.put(self.node.receive(process, message, at_s=at_s, now=now, schedule=schedule))
         # No command waits for progress, which comes many times a second.
-        if not isinstance(message, protocol.Progress):
+        if not isinstance(message, messages.Progress):
             self._note_change()
 
     def _exited(self, process_id: str, exit_code: int) -> None:
@@ -363,7 +365,7 @@ class Agent:
 
     async def _take_over(self, children: Children) -> None:
         """Match what the predecessor has left with the processes that there are; wait until these have attached."""
-        found = succession.compare(self._left, list(self.node.processes()), children)
+        found = findings.compare(self._left, list(self.node.processes()), children)
         for process, pid in found.running:
             process.pid, self._forked[process.id] = pid, Forked(pid)
         for store, pid in found.stores:
@@ -381,7 +383,7 @@ class Agent:
         if found.running:
             logger.info("took over %d rank processes", len(found.running))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(succession.ATTACH_S):
+            async with asyncio.timeout(findings.ATTACH_S):
                 await self._changes.until(lambda: all(p.attached for p in self.node.processes()))
 
     def _fork_server_lost(self) -> None:

@@ -15,25 +15,26 @@ import uuid
 from collections.abc import Coroutine
 from typing import Any
 
-from services.agent import address, hardware, inheritance
-from services.agent.admission import Admission
 from services.agent.agent import Agent
+from services.agent.cluster.admission import Admission
 from services.agent.faults import Faults
-from services.agent.hand_over import HandOver
-from services.agent.hardware import NodeHardware
-from services.agent.inheritance import Inheritance
-from services.agent.node import worker_names
-from services.agent.restarts import HANDED_OVER
-from services.agent.visible_devices import VISIBLE_VARIABLE
+from services.agent.machine import address, hardware
+from services.agent.machine.hardware import NodeHardware
+from services.agent.machine.visible_devices import VISIBLE_VARIABLE
+from services.agent.node.slots import worker_names
+from services.agent.succession import inheritance
+from services.agent.succession.hand_over import HandOver
+from services.agent.succession.inheritance import Inheritance
+from services.agent.succession.restarts import HANDED_OVER
 from shared import names
-from shared.admission import Hello
-from shared.cancellation import end
-from shared.dropped import DroppedMessages
+from shared.bus.cancellation import end
+from shared.bus.dropped import DroppedMessages
 from shared.errors import InvalidInput, NameInUse
-from shared.joining import node_name
-from shared.parent import die_with_parent
-from shared.service import AGENT, Context, run
-from shared.settings import Settings
+from shared.machine.parent import die_with_parent
+from shared.messages.admission import Hello
+from shared.service.frame import AGENT, Context, run
+from shared.service.joining import node_name
+from shared.settings.model import Settings
 
 logger = logging.getLogger(__name__)
 

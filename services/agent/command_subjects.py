@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 
+from services.agent.cluster.self_test import SelfTests
 from services.agent.commands import Commands
-from services.agent.self_test import SelfTests
-from services.agent.stacks import Stacks
-from shared.bus import Bus
-from shared.commands import COMMANDS, LEFTOVERS, RELEASE
-from shared.self_test import SELF_TEST
-from shared.stacks import STACKS
+from services.agent.ranks.stacks import Stacks
+from shared.bus.connection import Bus
+from shared.messages.commands import COMMANDS, LEFTOVERS, RELEASE
+from shared.messages.self_test import SELF_TEST
+from shared.messages.stacks import STACKS
 
 
 async def listen(bus: Bus, node: str, commands: Commands) -> None:

@@ -1,4 +1,4 @@
-"""The commands of the transition service (``shared/commands.py``), carried out on this node.
+"""The commands of the transition service (``shared/messages/commands.py``), carried out on this node.
 
 A command is answered when it is done, or when it cannot be done. A command ends at once when a process that it waits
 for dies or raises, or when a command of a newer plan fences it; the caller limits the time of all other waits.
@@ -16,13 +16,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from services.agent.configuration import configure_message
-from services.agent.node import Node
-from services.agent.process import Process
-from shared.cancellation import cancelled
-from shared.changes import Changes
-from shared.codes import FailureCode
-from shared.commands import (
+from services.agent.node.process import Process
+from services.agent.node.slots import Node
+from services.agent.ranks.configuration import configure_message
+from shared.bus.cancellation import cancelled
+from shared.bus.dropped import DroppedMessages
+from shared.bus.messages import decode
+from shared.errors import Unavailable, Undecodable
+from shared.events.codes import FailureCode
+from shared.messages.commands import (
     COMMAND,
     COMMANDS,
     Command,
@@ -37,12 +39,10 @@ from shared.commands import (
     StopTask,
     WorkerResult,
 )
-from shared.dropped import DroppedMessages
-from shared.errors import Unavailable, Undecodable
-from shared.log_lines import concerning, ids
-from shared.messages import decode
-from shared.tasks import TaskSpec
-from unicron import protocol
+from shared.service.changes import Changes
+from shared.service.log_lines import concerning, ids
+from shared.tasks.specification import TaskSpec
+from unicron.protocol import messages
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Host(Protocol):
     async def launch(self, process: Process, spec: TaskSpec) -> None:
         """Start the process. Raises Unavailable if that is not possible."""
 
-    def send(self, process: Process, message: protocol.Message) -> None:
+    def send(self, process: Process, message: messages.Message) -> None:
         """Send a message to the process."""
 
     def directory(self, task: str, generation: int) -> str:
@@ -240,9 +240,9 @@ class Commands:
                 continue
             if isinstance(command, HoldTask):
                 self._node.hold(process, time.monotonic())
-                self._host.send(process, protocol.Hold(generation=process.generation, lost=command.lost))
+                self._host.send(process, messages.Hold(generation=process.generation, lost=command.lost))
             else:
-                self._host.send(process, protocol.Drain(generation=process.generation))
+                self._host.send(process, messages.Drain(generation=process.generation))
         await self._until(command, processes, lambda p: p.waiting)
         return {"workers": {p.worker: WorkerResult(pid=p.pid, step=p.step) for p in processes}}
 
@@ -267,7 +267,7 @@ class Commands:
 
     async def _until_resumed(self, command: ConfigureTask, processes: list[Process]) -> dict[str, WorkerResult]:
         """Return what each process reports once all have resumed in the command's stage."""
-        reports: dict[str, protocol.Resumed] = {}
+        reports: dict[str, messages.Resumed] = {}
 
         def resumed(process: Process) -> bool:
             if process.resumed is not None and process.resumed.generation == command.stage.generation:
@@ -293,7 +293,7 @@ class Commands:
         for process in processes:
             process.stop_refused = None
             if process.configured:
-                stop = protocol.Stop(generation=process.generation, lose_steps=command.lose_steps)
+                stop = messages.Stop(generation=process.generation, lose_steps=command.lose_steps)
                 self._host.send(process, stop)
         if idle:
             await self._host.end(idle)  # they have no state to save

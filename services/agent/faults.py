@@ -1,7 +1,7 @@
-"""Faults that a user asks for (``shared/injection.py``): the agent has them happen, in its ranks or by itself.
+"""Faults that a user asks for (``shared/messages/injection.py``): the agent has them happen, in its ranks or by itself.
 
-A rank's fault is a message to its process, which schedules it (``unicron/faults.py``). All are refused unless the
-setting ``fault_injection`` is on for this agent.
+A rank's fault is a message to its process, which schedules it (``unicron/process/faults.py``). All are refused unless
+the setting ``fault_injection`` is on for this agent.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from services.agent.node import Node
-from services.agent.oom_kills import own_counter
-from services.agent.process import Process
-from shared.bus import Bus
-from shared.dropped import DroppedMessages
+from services.agent.machine.oom_kills import own_counter
+from services.agent.node.process import Process
+from services.agent.node.slots import Node
+from shared.bus.connection import Bus
+from shared.bus.dropped import DroppedMessages
+from shared.bus.messages import REASON_CHARACTERS, decode
 from shared.errors import InvalidInput, Undecodable
-from shared.injection import FAULT_REQUEST, FAULTS, FaultRequest, FaultResult, RequestedFault, parse
-from shared.messages import REASON_CHARACTERS, decode
-from unicron import protocol
+from shared.messages.injection import FAULT_REQUEST, FAULTS, FaultRequest, FaultResult, RequestedFault, parse
+from unicron.protocol import messages
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Faults:
     def __init__(
         self,
         node: Node,
-        send: Callable[[Process, protocol.Message], None],
+        send: Callable[[Process, messages.Message], None],
         bus: Bus,
         *,
         enabled: bool,
@@ -154,7 +154,7 @@ class Faults:
         process = self._process(request)
         assert process is not None
         argument = str(self._memory_limit()) if fault.kind == "oom" else fault.argument
-        message = protocol.Inject(id=request.fault_id, kind=fault.kind, argument=argument, step=request.step or 0)
+        message = messages.Inject(id=request.fault_id, kind=fault.kind, argument=argument, step=request.step or 0)
         self._send(process, message)
         return None
 
@@ -168,7 +168,7 @@ def memory_limit(counter: Path | None, machine: Path) -> int | str:
     """Return a control group's limit of memory in bytes, or in words why a process cannot be ended for reaching it.
 
     Args:
-        counter: the group's ``memory.events`` or ``memory.oom_control`` (``services.agent.oom_kills``).
+        counter: the group's ``memory.events`` or ``memory.oom_control`` (``services.agent.machine.oom_kills``).
         machine: ``/proc/meminfo``.
     """
     if counter is None:

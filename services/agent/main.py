@@ -6,15 +6,15 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from services.agent.rank_users import REACHABLE, RankUsers
+from services.agent.files.rank_users import REACHABLE, RankUsers
 from services.agent.supervisor import AGENT, FORK_SERVER, Supervisor
-from shared import process_limits
 from shared.errors import UnicronError
-from shared.joining import credential_of, joined, node_name
-from shared.log_lines import log_to_stderr
-from shared.parent import watch_parent
-from shared.privacy import hide_memory
-from shared.settings import read_settings
+from shared.machine import process_limits
+from shared.machine.parent import watch_parent
+from shared.machine.privacy import hide_memory
+from shared.service.joining import credential_of, joined, node_name
+from shared.service.log_lines import log_to_stderr
+from shared.settings.model import read_settings
 
 logger = logging.getLogger(__name__)
 

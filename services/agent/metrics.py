@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
-from services.agent.device_metrics import device_metrics
-from services.agent.device_watch import DeviceWatch
-from services.agent.heartbeats import Heartbeats
-from services.agent.node import Node
-from services.agent.output_limits import LEFT_OUT
-from services.agent.signals import SignalQueue
+from services.agent.cluster.heartbeats import Heartbeats
+from services.agent.cluster.signals import SignalQueue
+from services.agent.machine.device_metrics import device_metrics
+from services.agent.machine.device_watch import DeviceWatch
+from services.agent.node.slots import Node
+from services.agent.ranks.output_limits import LEFT_OUT
 from shared.clock import SteadyClock
-from shared.metrics import StateMetrics, counter, gauge
+from shared.service.metrics import StateMetrics, counter, gauge
 
 
 class AgentMetrics:

@@ -18,17 +18,17 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from services.agent import inheritance
-from services.agent.credential_source import CredentialSource
-from services.agent.inheritance import ENDING, LINE_BYTES, Inheritance
-from services.agent.record import RecordFile
-from services.agent.restarts import HANDED_OVER, MAX_RESTARTS, WINDOW_S, Restarts
-from services.agent.visible_devices import CPU, NO_DEVICES
+from services.agent.machine.visible_devices import CPU, NO_DEVICES
+from services.agent.node.record import RecordFile
+from services.agent.succession import inheritance
+from services.agent.succession.credential_source import CredentialSource
+from services.agent.succession.inheritance import ENDING, LINE_BYTES, Inheritance
+from services.agent.succession.restarts import HANDED_OVER, MAX_RESTARTS, WINDOW_S, Restarts
 from shared.errors import NameInUse, Unavailable
-from shared.joining import CREDENTIAL, CREDENTIAL_FD
-from shared.parent import PARENT_DEATH_VARIABLE
-from shared.settings import Settings
-from unicron import environment
+from shared.machine.parent import PARENT_DEATH_VARIABLE
+from shared.service.joining import CREDENTIAL, CREDENTIAL_FD
+from shared.settings.model import Settings
+from unicron.protocol import environment
 
 logger = logging.getLogger(__name__)
 

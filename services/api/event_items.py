@@ -14,9 +14,9 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 
-from services.api.models import EventRecord
+from services.api.interface.models import EventRecord
 from services.api.times import iso
-from shared.events import EVENT_CLASSES, Recorded
+from shared.events.union import EVENT_CLASSES, Recorded
 from shared.log.log import recorded
 from shared.log.schema import StoredRow
 
@@ -64,7 +64,7 @@ def _is_plain(row: StoredRow) -> bool:
     if known is None:
         return False
     event = from_json(row.data)
-    # A code that is not known here is shown as another one (``shared.codes``).
+    # A code that is not known here is shown as another one (``shared.events.codes``).
     return (event["schema_version"], event.keys()) == known and event["type"] == row.type and not event.get("code")
 
 

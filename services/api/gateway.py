@@ -25,30 +25,30 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
-from services.api.access import Actor
-from services.api.allowed_paths import check_paths, directories
-from services.api.browser_sessions import BrowserSessions
-from services.api.computations import Computations
-from services.api.feed import Feed
+from services.api.access.access import Actor
+from services.api.access.browser_sessions import BrowserSessions
+from services.api.http.computations import Computations
 from services.api.live import Live
-from services.api.node_files import NodeFiles, OwnFiles
-from services.api.readers import ViewReader
-from services.api.resumption import as_logged, check_free, resumed
-from services.api.store import Store
-from services.api.submission_keys import check_unused, other_specification
-from services.api.submitted_inputs import check_inputs
-from services.api.tables import CLUSTER, NODES, TASKS
-from services.api.views import ClusterView, TaskView
-from shared.bus import Bus
+from services.api.output.node_files import NodeFiles, OwnFiles
+from services.api.store.feed import Feed
+from services.api.store.projection_store import Store
+from services.api.store.readers import ViewReader
+from services.api.store.tables import CLUSTER, NODES, TASKS
+from services.api.submission.allowed_paths import check_paths, directories
+from services.api.submission.resumption import as_logged, check_free, resumed
+from services.api.submission.submission_keys import check_unused, other_specification
+from services.api.submission.submitted_inputs import check_inputs
+from services.api.views.documents import ClusterView, TaskView
+from shared.bus.connection import Bus
 from shared.errors import Conflict, InvalidInput, Unavailable
-from shared.events import Event, Recorded, TaskSubmitted, derived_id
+from shared.events.union import Event, Recorded, TaskSubmitted, derived_id
 from shared.log.journal import Journal
-from shared.metrics import new_registry
+from shared.messages.node_files import PATH_CHARACTERS
 from shared.model import utc_now
 from shared.names import is_name
-from shared.node_files import PATH_CHARACTERS
-from shared.settings import Settings
-from shared.tasks import TaskSpec, refused
+from shared.service.metrics import new_registry
+from shared.settings.model import Settings
+from shared.tasks.specification import TaskSpec, refused
 
 READ_YOUR_WRITES_S = 10.0
 """How long an answer to a write waits for the projections. They follow within milliseconds; a busy disk may take

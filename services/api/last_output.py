@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 
-from services.api.node_files import FileSource
-from services.api.output_owners import OutputOwners
-from services.api.output_search import FoundFile, OutputSearch
+from services.api.output.node_files import FileSource
+from services.api.output.owners import OutputOwners
+from services.api.output.search import FoundFile, OutputSearch
 from services.api.postmortem.model import FailedWorker, LastOutput
 from shared.errors import NotFound, Unavailable
-from shared.node_files import ReadOutput
+from shared.messages.node_files import ReadOutput
 
 LIMIT_S = 3.0
 """How long all nodes together may take: a page without these lines is better than none. A lost node does not answer."""

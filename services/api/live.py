@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from services.api.views import SHORTEST_STEP_S
-from shared.dropped import DroppedMessages
+from services.api.views.documents import SHORTEST_STEP_S
+from shared.bus.dropped import DroppedMessages
+from shared.bus.messages import decode
 from shared.errors import Undecodable
-from shared.messages import decode
+from shared.messages.reachability import MESSAGE, STALE_S, Reachability
+from shared.messages.senders import check_sender, counter_of
+from shared.messages.signals import HEARTBEAT, DeviceReading, Heartbeat, WorkerStatus
 from shared.model import utc_now
-from shared.reachability import MESSAGE, STALE_S, Reachability
-from shared.senders import check_sender, counter_of
-from shared.signals import HEARTBEAT, DeviceReading, Heartbeat, WorkerStatus
 
 RECENT_STEPS = 10
 """Steps whose median duration is the task's present step time: enough that one slow step does not show as a trend."""

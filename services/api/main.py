@@ -19,18 +19,17 @@ from typing import Any
 import uvicorn
 from fastapi import Depends, FastAPI
 
-from services.api import openapi, problems
-from services.api.access import Access
-from services.api.feed import PROJECTIONS, Feed
-from services.api.fold_metrics import FoldMetrics
+from services.api import openapi
+from services.api.access.access import Access
+from services.api.access.socket_owners import end
 from services.api.gateway import Gateway
-from services.api.http_policy import HttpPolicy
-from services.api.incident_notices import IncidentNotices
-from services.api.joined_answers import JoinedAnswers
+from services.api.http import problems
+from services.api.http.http_policy import HttpPolicy
+from services.api.http.request_metrics import RequestMetrics
 from services.api.live import Live
-from services.api.log_positions import PositionHeader, add_to_reads
+from services.api.notices.incident_notices import IncidentNotices
+from services.api.notices.webhook_metrics import WebhookMetrics
 from services.api.postmortem import page as postmortem_page
-from services.api.request_metrics import RequestMetrics
 from services.api.routers import (
     actor,
     attempts,
@@ -53,19 +52,21 @@ from services.api.routers import (
     tasks,
     waf,
 )
-from services.api.routers.parameters import refuse_unknown
+from services.api.routing.joined_answers import JoinedAnswers
+from services.api.routing.log_positions import PositionHeader, add_to_reads
+from services.api.routing.parameters import refuse_unknown
 from services.api.signed_heads import SignedHeads
-from services.api.socket_owners import end
-from services.api.store import Store
-from services.api.webhook_metrics import WebhookMetrics
-from shared import tokens
-from shared.cancellation import cancelled
+from services.api.store.feed import PROJECTIONS, Feed
+from services.api.store.fold_metrics import FoldMetrics
+from services.api.store.projection_store import Store
+from shared.bus.cancellation import cancelled
 from shared.errors import InvalidInput
-from shared.http_server import HttpServer, listen
-from shared.reachability import REACHABILITY
-from shared.service import Context, run
-from shared.settings import Settings
-from shared.signals import HEARTBEATS
+from shared.messages.reachability import REACHABILITY
+from shared.messages.signals import HEARTBEATS
+from shared.service import tokens
+from shared.service.frame import Context, run
+from shared.service.http_server import HttpServer, listen
+from shared.settings.model import Settings
 
 _SHUTDOWN_S = 2
 """Requests under way when the process is asked to end are given this long; streams are ended at once."""

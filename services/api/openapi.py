@@ -1,7 +1,7 @@
 """The OpenAPI document of the interface: ``/openapi.json``, and ``docs/openapi.json`` in the repository.
 
 FastAPI describes the endpoints. Two things it cannot know: the bodies that endpoints read themselves
-(``services.api.routers.bodies``), and the problem document that every error has. ``make openapi`` writes the file.
+(``services.api.routing.bodies``), and the problem document that every error has. ``make openapi`` writes the file.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
-from services.api.browser_sessions import COOKIE
-from services.api.models import DrainRequest, NodeFault, NodeRequest, RankFault, StopOptions
-from services.api.problems import Problem
-from services.api.request_models import NoteRequest, TaskChange
-from services.api.routers.bodies import REFERENCE
+from services.api.access.browser_sessions import COOKIE
+from services.api.http.problems import Problem
+from services.api.interface.models import DrainRequest, NodeFault, NodeRequest, RankFault, StopOptions
+from services.api.interface.requests import NoteRequest, TaskChange
+from services.api.routing.bodies import REFERENCE
 from shared.planning.standalone import StandaloneProblem
-from shared.tasks import TaskSpec
+from shared.tasks.specification import TaskSpec
 
 BODIES = (
     DrainRequest,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from services.api.flop_text import flop
-from shared.events import PlanDecided
+from shared.events.plans import Problem, Response, SlowWorkers, Solution, Stage, TaskChange, TaskProblem, Trigger
+from shared.events.union import PlanDecided
 from shared.planning.waf import touches, transition_s
-from shared.plans import Problem, Response, SlowWorkers, Solution, Stage, TaskChange, TaskProblem, Trigger
 
 _RESPONSES = {
     Response.RETRY: "all ranks finish the interrupted step in place (no solver asked)",
@@ -134,7 +134,7 @@ def _objective(problem: Problem, solution: Solution) -> list[str]:
 
 
 def _transition(task: TaskProblem, workers: int) -> str:
-    """Return the kind of the change to this count and its time (``services/planner/transition_costs.py``)."""
+    """Return the kind of the change to this count and its time (``services/planner/placement/transition_costs.py``)."""
     if not touches(task, workers):
         return "no transition"
     if task.current == 0:

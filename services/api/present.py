@@ -1,4 +1,4 @@
-"""Answers of the interface (``services/api/models.py``), made from views and live state. Pure."""
+"""Answers of the interface (``services/api/interface/models.py``), made from views and live state. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC
 from typing import Final
 
-from services.api.live import LiveState
-from services.api.models import (
+from services.api.interface.models import (
     Anomaly,
     Attempt,
     CheckpointFailure,
@@ -20,17 +19,18 @@ from services.api.models import (
     StopRefusal,
     Task,
 )
-from services.api.node_models import NodeDevice, NodeWorker
-from services.api.observed_views import SlowdownView
+from services.api.interface.nodes import NodeDevice, NodeWorker
+from services.api.interface.slow_workers import SlowWorker
+from services.api.interface.tasks import TaskWait
+from services.api.live import LiveState
 from services.api.projections.nodes import AGENT_LIVES, AWAY
-from services.api.slow_worker_models import SlowWorker
-from services.api.task_models import TaskWait
-from services.api.task_parts import AttemptView
-from services.api.views import IncidentView, NodeState, NodeView, PlanView, TaskView
-from shared.plans import Member
-from shared.reachability import Reachability
-from shared.signals import DeviceReading, DeviceStatus, Heartbeat, WorkerStatus
-from shared.tasks import ENDED, TaskState
+from services.api.views.documents import IncidentView, NodeState, NodeView, PlanView, TaskView
+from services.api.views.observed_views import SlowdownView
+from services.api.views.task_parts import AttemptView
+from shared.events.plans import Member
+from shared.messages.reachability import Reachability
+from shared.messages.signals import DeviceReading, DeviceStatus, Heartbeat, WorkerStatus
+from shared.tasks.specification import ENDED, TaskState
 
 UNREACHABLE: Final = "unreachable"
 """State of a node that takes part by the log (``AGENT_LIVES``), and that the detector does not hear."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from statistics import median
 
-from services.api.views import SHORTEST_STEP_S, RateSample, TaskView
-from shared.events import PlanDecided
+from services.api.views.documents import SHORTEST_STEP_S, RateSample, TaskView
+from shared.events.union import PlanDecided
 
 _SAMPLES = 15
 """Measurements that the mean is taken over. Chosen: seven wrong ones do not move it beyond the sound ones, and a

@@ -10,11 +10,11 @@ import logging
 from datetime import date
 from pathlib import Path
 
+from shared.archive.signed_heads import SignedHead, append_heads, read_heads, read_key
 from shared.errors import Corrupt, UnicronError
 from shared.log.log import EventLog
-from shared.log.signed_heads import SignedHead, append_heads, read_heads, read_key
 from shared.model import Clock, utc_now
-from shared.settings import Settings
+from shared.settings.model import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -13,15 +13,15 @@ from datetime import UTC, datetime
 
 from sqlalchemy import and_, func, or_, select
 
-from services.api.cost_models import WafHistory
+from services.api.costs.service_levels import achieved_flop, healthy_flop
+from services.api.costs.span_claims import Window
+from services.api.interface.costs import WafHistory
 from services.api.live import LiveState
-from services.api.readers import ViewReader
-from services.api.service_levels import achieved_flop, healthy_flop
-from services.api.slices import reaching
-from services.api.span_claims import Window
-from services.api.tables import CLUSTER, SPANS, TASKS, SpanRow, table_of
-from services.api.views import SpanKind, TaskView
-from shared.tasks import ENDED, TaskState
+from services.api.store.readers import ViewReader
+from services.api.store.slices import reaching
+from services.api.store.tables import CLUSTER, SPANS, TASKS, SpanRow, table_of
+from services.api.views.documents import SpanKind, TaskView
+from shared.tasks.specification import ENDED, TaskState
 
 _GOING_ON = tuple(state.value for state in TaskState if state not in ENDED)
 _SPANS = table_of(SpanRow)

@@ -8,18 +8,18 @@ from __future__ import annotations
 import logging
 import uuid
 
-from services.detector.leftovers import Clean
+from services.detector.nodes.leftovers import Clean
 from services.detector.prober import REPLY_S
-from services.detector.return_state import SelfTestQuestion
-from services.detector.standstill import StacksQuestion
-from shared.bus import Bus
-from shared.commands import LEFTOVERS, REPLY, ReleaseTask
-from shared.dropped import DroppedMessages
+from services.detector.progress.standstill import StacksQuestion
+from services.detector.state.unlogged import SelfTestQuestion
+from shared.bus.connection import Bus
+from shared.bus.dropped import DroppedMessages
+from shared.bus.messages import decode
 from shared.errors import Unavailable, Undecodable
-from shared.log_lines import ids
-from shared.messages import decode
-from shared.self_test import SelfTestResult, run_self_test
-from shared.stacks import STACKS, STACKS_REPLY, StacksReply, StacksRequest
+from shared.messages.commands import LEFTOVERS, REPLY, ReleaseTask
+from shared.messages.self_test import SelfTestResult, run_self_test
+from shared.messages.stacks import STACKS, STACKS_REPLY, StacksReply, StacksRequest
+from shared.service.log_lines import ids
 
 logger = logging.getLogger(__name__)
 

@@ -13,44 +13,29 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from services.detector import (
-    absences,
-    admission,
-    causes,
-    devices,
-    drains,
-    hangs,
-    isolation,
-    leftovers,
-    lost_nodes,
-    observations,
-    online_statistics,
-    probing,
-    returns,
-    script_ends,
-    silence,
-    standstill,
-    status_events,
-)
-from services.detector.admission import Ask, Liveness, Patience
-from services.detector.decision import Decision, Revoke
+from services.detector.answers import admission, devices, online_statistics, returns, status_events
+from services.detector.answers.admission import Ask, Liveness, Patience
+from services.detector.answers.decision import Decision, Revoke
+from services.detector.answers.incidents import Incidents
 from services.detector.evolve import evolve
-from services.detector.incidents import Incidents
-from services.detector.monitored_node import MonitoredNode
-from services.detector.probing import DETECTOR, ProbeQuestion
-from services.detector.return_state import SelfTestQuestion
-from services.detector.silence_limits import SilenceLimits
-from services.detector.stalls import StallLimits
-from services.detector.standstill import StacksQuestion
-from services.detector.state import Admitted, DetectorState
-from shared.admission import Answer, Hello
-from shared.departure import Departure, DepartureAnswer
-from shared.escalation_settings import EscalationLimits
-from shared.events import Event
-from shared.probes import Outcome
-from shared.self_test import SelfTestResult
-from shared.signals import RECONNECT_GRACE_S, DeviceFailed, Heartbeat, ProcessExited, RankRaised, Signal
-from shared.stacks import StacksReply
+from services.detector.incidents import absences, causes, observations, script_ends
+from services.detector.nodes import drains, isolation, leftovers, lost_nodes, probing, silence
+from services.detector.nodes.probing import DETECTOR, ProbeQuestion
+from services.detector.nodes.silence_limits import SilenceLimits
+from services.detector.progress import hangs, standstill
+from services.detector.progress.standstill import StacksQuestion
+from services.detector.state.cluster import Admitted, DetectorState
+from services.detector.state.node import MonitoredNode
+from services.detector.state.stalls import StallLimits
+from services.detector.state.unlogged import SelfTestQuestion
+from shared.events.union import Event
+from shared.messages.admission import Answer, Hello
+from shared.messages.departure import Departure, DepartureAnswer
+from shared.messages.probes import Outcome
+from shared.messages.self_test import SelfTestResult
+from shared.messages.signals import RECONNECT_GRACE_S, DeviceFailed, Heartbeat, ProcessExited, RankRaised, Signal
+from shared.messages.stacks import StacksReply
+from shared.settings.escalation import EscalationLimits
 
 ECHO_TIMEOUT_S = 0.5
 """The detector sends itself a message over NATS with every tick (0.1 s). While none arrives for this time, the bus or
@@ -59,7 +44,7 @@ the detector stands still, and the silence of the nodes proves nothing about the
 
 @dataclass(frozen=True, slots=True)
 class DetectorLimits:
-    """Thresholds of the detector, from the settings (``shared/settings.py`` gives the reasons); seconds."""
+    """Thresholds of the detector, from the settings (``shared/settings/model.py`` gives the reasons); seconds."""
 
     heartbeat_interval_s: float
     node_timeout_s: float
@@ -78,7 +63,7 @@ class Monitor:
         started_at: the time at which it began to listen; after the bus was away, the end of the reconnect grace.
         state: the fold of the log, and telemetry.
         echo_at: when its own message last arrived.
-        network: the network stack of the detector (``shared.network``); empty: unknown.
+        network: the network stack of the detector (``shared.machine.network``); empty: unknown.
     """
 
     limits: DetectorLimits

@@ -6,16 +6,19 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from services.detector import anomalies, checkpoint_failures, isolation
-from services.detector.back_off import reached_step
-from services.detector.faults import SERVICE
-from services.detector.known_errors import KnownError
-from services.detector.link_state import Isolation
-from services.detector.monitored_node import MonitoredNode
-from services.detector.monitored_task import MonitoredTask
-from services.detector.return_state import Condemnation
-from services.detector.state import DetectorState
-from shared.events import (
+from services.detector.incidents.faults import SERVICE
+from services.detector.nodes import isolation
+from services.detector.progress import checkpoint_failures
+from services.detector.state import anomalies
+from services.detector.state.back_off import reached_step
+from services.detector.state.cluster import DetectorState
+from services.detector.state.known_errors import KnownError
+from services.detector.state.node import MonitoredNode
+from services.detector.state.task import MonitoredTask
+from services.detector.state.unlogged import Condemnation, Isolation
+from shared.events.evidence import Evidence
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import (
     AnomalyObserved,
     ClusterConfigured,
     ErrorDetected,
@@ -43,10 +46,8 @@ from shared.events import (
     WorkerSlowed,
     derived_id,
 )
-from shared.evidence import Evidence
-from shared.severities import ErrorKind, Method, Severity
-from shared.signals import RECONNECT_GRACE_S
-from shared.tasks import DEFAULT_MAX_RESTARTS
+from shared.messages.signals import RECONNECT_GRACE_S
+from shared.tasks.specification import DEFAULT_MAX_RESTARTS
 
 
 def evolve(state: DetectorState, event: EventBase) -> DetectorState:

@@ -17,40 +17,41 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from services.detector import limits_in_force, silence
-from services.detector.admission import Liveness
 from services.detector.agent_requests import AgentRequests
+from services.detector.answers import limits_in_force
+from services.detector.answers.admission import Liveness
+from services.detector.answers.decision import Decision, Revoke
 from services.detector.decide import DetectorLimits, Monitor
-from services.detector.decision import Decision, Revoke
 from services.detector.metrics import DetectorMetrics
+from services.detector.nodes import silence
+from services.detector.nodes.probing import ProbeQuestion
 from services.detector.prober import Prober
-from services.detector.probing import ProbeQuestion
-from services.detector.return_state import SelfTestQuestion
-from services.detector.stalls import StallLimits
-from services.detector.standstill import StacksQuestion
-from services.detector.state import DetectorState
+from services.detector.progress.standstill import StacksQuestion
+from services.detector.state.cluster import DetectorState
+from services.detector.state.stalls import StallLimits
+from services.detector.state.unlogged import SelfTestQuestion
 from services.detector.state_snapshot import KEPT
-from shared.admission import HELLO, HELLO_MESSAGE, INCARNATION, REVOKED, Answer, Revocation
-from shared.bus import Bus
-from shared.cancellation import cancelled
-from shared.changes import Changes
+from shared.bus.cancellation import cancelled
+from shared.bus.connection import Bus
+from shared.bus.dropped import DroppedMessages
+from shared.bus.messages import decode
 from shared.clock import PROCESS_CLOCK
-from shared.departure import DEPARTURE, DEPARTURES, DepartureAnswer
-from shared.dropped import DroppedMessages
 from shared.errors import Unavailable, Undecodable, UnicronError
-from shared.events import Recorded
-from shared.limits_in_force import LIMITS, LIMITS_REQUEST, LimitsReply, LimitsRequest
+from shared.events.union import Recorded
 from shared.log.journal import Journal
 from shared.log.own_events import OwnEvents
-from shared.log_lines import concerning, ids
-from shared.messages import decode
-from shared.network import network_stack
-from shared.reachability import ECHO, PUBLISHED_EVERY_S, REACHABILITY, Reachability
-from shared.senders import check_sender, counter_of
-from shared.service import Context, run
-from shared.settings import Settings
-from shared.signals import ACCEPTED, HEARTBEAT, HEARTBEATS, SIGNAL, SIGNALS, Signal, received, refusal
-from shared.state_keeper import StateKeeper
+from shared.machine.network import network_stack
+from shared.messages.admission import HELLO, HELLO_MESSAGE, INCARNATION, REVOKED, Answer, Revocation
+from shared.messages.departure import DEPARTURE, DEPARTURES, DepartureAnswer
+from shared.messages.limits_in_force import LIMITS, LIMITS_REQUEST, LimitsReply, LimitsRequest
+from shared.messages.reachability import ECHO, PUBLISHED_EVERY_S, REACHABILITY, Reachability
+from shared.messages.senders import check_sender, counter_of
+from shared.messages.signals import ACCEPTED, HEARTBEAT, HEARTBEATS, SIGNAL, SIGNALS, Signal, received, refusal
+from shared.service.changes import Changes
+from shared.service.frame import Context, run
+from shared.service.log_lines import concerning, ids
+from shared.service.state_keeper import StateKeeper
+from shared.settings.model import Settings
 
 logger = logging.getLogger(__name__)
 

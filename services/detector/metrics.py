@@ -9,10 +9,10 @@ from datetime import datetime
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
-from services.detector import limits_in_force
+from services.detector.answers import limits_in_force
 from services.detector.decide import Monitor
-from shared.metrics import StateMetrics, counter, gauge
 from shared.model import Clock
+from shared.service.metrics import StateMetrics, counter, gauge
 
 
 class DetectorMetrics:

@@ -8,15 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from services.detector.admission import Liveness
-from services.detector.probing import DETECTOR, ProbeQuestion
-from shared import probes
-from shared.admission import ALIVE, INCARNATION
-from shared.bus import Bus
-from shared.dropped import DroppedMessages
+from services.detector.answers.admission import Liveness
+from services.detector.nodes.probing import DETECTOR, ProbeQuestion
+from shared.bus.connection import Bus
+from shared.bus.dropped import DroppedMessages
+from shared.bus.messages import decode
 from shared.errors import NoReceiver, Unavailable, Undecodable
-from shared.messages import decode
-from shared.probes import PROBE, PROBE_REPLY, Outcome, ProbeRequest, ProbeTarget
+from shared.messages import probes
+from shared.messages.admission import ALIVE, INCARNATION
+from shared.messages.probes import PROBE, PROBE_REPLY, Outcome, ProbeRequest, ProbeTarget
 
 ALIVE_TIMEOUT_S = 0.5
 """Time-out of the question whether an agent lives. An agent answers within milliseconds; without an answer the new

@@ -1,6 +1,6 @@
 """What state snapshots have of the detector's state, and the program that writes one.
 
-It is started with the position up to which the service has handled the log (``shared.state_keeper``).
+It is started with the position up to which the service has handled the log (``shared.service.state_keeper``).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import sys
 from itertools import takewhile
 
 from services.detector.evolve import evolve
-from services.detector.state import DetectorState
-from shared import state_keeper
+from services.detector.state.cluster import DetectorState
 from shared.log.log import EventLog
-from shared.log.state_snapshots import KeptState, records
+from shared.service import state_keeper
+from shared.service.state_snapshots import KeptState, records
 
 
 def _fold(log: EventLog, state: DetectorState, after: int, until: int) -> tuple[int, DetectorState]:

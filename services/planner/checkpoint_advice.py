@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from services.planner.problem import node_mtbf_s
-from services.planner.state import State, Task
-from services.planner.transition_costs import on_grid, recovery_s, saving_s
-from services.planner.usable_nodes import nodes_of
+from services.planner.placement.transition_costs import on_grid, recovery_s, saving_s
+from services.planner.problem.problem import node_mtbf_s
+from services.planner.state.cluster import State, Task
+from services.planner.state.usable_nodes import nodes_of
+from shared.events.plans import TaskChange
 from shared.planning.checkpoint_interval import interval_s, uncovered_mtbf_s
-from shared.plans import TaskChange
 
 
 def checkpoint_every_s(state: State, at: datetime, changes: Iterable[TaskChange] = ()) -> dict[str, float]:

@@ -24,15 +24,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from services.planner.admission import present_wait
-from services.planner.blame import blamed_node, blamed_task, is_stale
-from services.planner.changes import can_save, end, leave, move
 from services.planner.checkpoint_advice import checkpoint_every_s
-from services.planner.closed_nodes import has_processes, has_to_save
-from services.planner.reconfigure import Reconfiguration, Solve, reconfigure, same_workers
-from services.planner.slow_workers import is_answered
-from services.planner.state import State, Task
-from shared.events import (
+from services.planner.placement.changes import can_save, end, leave, move
+from services.planner.placement.closed_nodes import has_processes, has_to_save
+from services.planner.problem.reconfigure import Reconfiguration, Solve, reconfigure, same_workers
+from services.planner.state.admission import present_wait
+from services.planner.state.blame import blamed_node, blamed_task, is_stale
+from services.planner.state.cluster import State, Task
+from services.planner.state.slow_workers import is_answered
+from shared.events.evidence import Evidence
+from shared.events.plans import Response, TaskChange, Trigger
+from shared.events.severities import Severity
+from shared.events.union import (
     ErrorDetected,
     Event,
     EventBase,
@@ -55,10 +58,7 @@ from shared.events import (
     WorkerSlowed,
     derived_id,
 )
-from shared.evidence import Evidence
 from shared.planning.solver import solve_with_alternatives
-from shared.plans import Response, TaskChange, Trigger
-from shared.severities import Severity
 
 SERVICE = "planner"
 """Name of this service in the ids of the events that it derives from a cause (``derived_id``)."""
@@ -67,9 +67,9 @@ DECIDER = 7
 """Number of this decision code; every plan carries it.
 
 Raise it by one in every change after which some log would be decided differently, or the same decision written in
-other bytes: in ``evolve``, ``decide`` or anything they call, in the solver, or in a model of ``shared.plans``. Replay
-compares plans of this decider byte for byte; an older plan is solved again and checked for what is true of every plan
-(``replay``). docs/planner.md, "Replay", says what else belongs to a change that raises it."""
+other bytes: in ``evolve``, ``decide`` or anything they call, in the solver, or in a model of ``shared.events.plans``.
+Replay compares plans of this decider byte for byte; an older plan is solved again and checked for what is true of every
+plan (``replay``). docs/planner.md, "Replay", says what else belongs to a change that raises it."""
 
 
 @dataclass

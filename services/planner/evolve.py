@@ -9,11 +9,11 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from services.planner.admission import present_wait
-from services.planner.blame import blamed_node, blamed_task, blamed_workers, is_stale
-from services.planner.corrections import forget_rates, measure
 from services.planner.execution import execute_phase, formed_stage, make_plan
-from services.planner.nodes import (
+from services.planner.state.admission import present_wait
+from services.planner.state.blame import blamed_node, blamed_task, blamed_workers, is_stale
+from services.planner.state.cluster import State, Task
+from services.planner.state.nodes import (
     adopt_node,
     cordon_node,
     count_incident,
@@ -25,9 +25,11 @@ from services.planner.nodes import (
     note_injected,
     return_node,
 )
-from services.planner.slow_workers import is_slowed, slow_worker
-from services.planner.state import State, Task
-from shared.events import (
+from services.planner.state.slow_workers import is_slowed, slow_worker
+from services.planner.throughput.corrections import forget_rates, measure
+from shared.events.evidence import Evidence
+from shared.events.severities import ErrorKind, Severity
+from shared.events.union import (
     ClusterConfigured,
     ErrorDetected,
     EventBase,
@@ -53,8 +55,6 @@ from shared.events import (
     TaskSubmitted,
     WorkerSlowed,
 )
-from shared.evidence import Evidence
-from shared.severities import ErrorKind, Severity
 
 
 def evolve(state: State, event: EventBase, at: datetime) -> State:

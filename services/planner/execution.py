@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from services.planner.logged_tables import remembered_tables
-from services.planner.state import HardwareLayout, State, Task, Wait, node_of, without
-from services.planner.transition_costs import kind_of_change
-from services.planner.usable_nodes import usable_workers
-from shared.events import PlanDecided, StateMoved
-from shared.plans import Stage, TaskChange
+from services.planner.placement.transition_costs import kind_of_change
+from services.planner.state.cluster import HardwareLayout, State, Task, Wait, node_of, without
+from services.planner.state.usable_nodes import usable_workers
+from services.planner.throughput.logged_tables import remembered_tables
+from shared.events.plans import Stage, TaskChange
+from shared.events.union import PlanDecided, StateMoved
 
 GENERATIONS_REMEMBERED = 16
 """Number of generations of a task whose hardware and layout are remembered. A generation trains on while a few later

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from services.planner.decide import DECIDER
-from services.planner.sources import ANSWER_TYPES, answer_of
+from services.planner.replay.sources import ANSWER_TYPES, answer_of
 from shared.errors import Conflict
-from shared.events import ClusterConfigured, Recorded
+from shared.events.union import ClusterConfigured, Recorded
 from shared.log.log import EventLog
 
 _CONFIGURED = str(ClusterConfigured.model_fields["type"].default)

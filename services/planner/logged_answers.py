@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from services.planner.decide import SERVICE
-from services.planner.invariants import may_be_answered
 from services.planner.log_start import Read
-from services.planner.sources import ANSWER_TYPES
-from shared.events import Recorded, derived_id
+from services.planner.replay.invariants import may_be_answered
+from services.planner.replay.sources import ANSWER_TYPES
+from shared.events.union import Recorded, derived_id
 
 PAGE = 64
 """Answers that are read at once: a query costs as much as to parse a few of them."""

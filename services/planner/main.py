@@ -16,23 +16,23 @@ import sys
 import time
 import uuid
 
-from services.planner.log_fold import Fold
 from services.planner.log_start import LogStart, check_decider, last_parameters, start_of
 from services.planner.logged_answers import LoggedAnswers
-from services.planner.lookahead import LookAhead
+from services.planner.lookahead.table import LookAhead
 from services.planner.metrics import LOOKED_UP, NO_COUNTS, SOLVED, PlannerMetrics
-from services.planner.state import State
+from services.planner.replay.log_fold import Fold
+from services.planner.state.cluster import State
 from services.planner.state_snapshot import KEPT
 from services.planner.timers import next_timer
+from shared.bus.outages import LOG
 from shared.errors import UnicronError
-from shared.events import ClusterConfigured, PlanDecided, Recorded
-from shared.log.state_snapshots import StateSnapshot
-from shared.log_lines import ids
+from shared.events.union import ClusterConfigured, PlanDecided, Recorded
 from shared.model import Clock, utc_now
-from shared.outages import LOG
-from shared.service import Context, run
-from shared.settings import Settings
-from shared.state_keeper import StateKeeper
+from shared.service.frame import Context, run
+from shared.service.log_lines import ids
+from shared.service.state_keeper import StateKeeper
+from shared.service.state_snapshots import StateSnapshot
+from shared.settings.model import Settings
 
 logger = logging.getLogger(__name__)
 

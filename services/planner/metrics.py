@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.metrics_core import Metric
 
-from services.planner.lookahead import LookAhead
-from shared.metrics import StateMetrics, counter, gauge
+from services.planner.lookahead.table import LookAhead
+from shared.service.metrics import StateMetrics, counter, gauge
 
 LOOKED_UP, SOLVED, NO_COUNTS = "looked up", "solved", "no counts to choose"
 """Where a decision came from: an answer of the look-ahead, the solver, or neither."""

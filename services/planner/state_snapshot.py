@@ -1,6 +1,6 @@
 """What state snapshots have of the planner's state, and the program that writes one.
 
-It is started with the position up to which the service has handled the log (``shared.state_keeper``).
+It is started with the position up to which the service has handled the log (``shared.service.state_keeper``).
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import sys
 from collections.abc import Iterator
 
 from services.planner.decide import DECIDER
-from services.planner.log_fold import Fold
-from services.planner.sources import ANSWER_TYPES, Answer, AnsweredRows
-from services.planner.state import State
-from shared import state_keeper
+from services.planner.replay.log_fold import Fold
+from services.planner.replay.sources import ANSWER_TYPES, Answer, AnsweredRows
+from services.planner.state.cluster import State
 from shared.log.log import EventLog
 from shared.log.scan import Row
-from shared.log.state_snapshots import KeptState, records
+from shared.service import state_keeper
+from shared.service.state_snapshots import KeptState, records
 
 
 def _fold(log: EventLog, state: State, after: int, until: int) -> tuple[int, State]:

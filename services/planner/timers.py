@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
-from services.planner.admission import due
 from services.planner.decide import SERVICE
-from services.planner.state import State, node_of
-from shared.events import TaskStarving, WorkerSlowed, derived_id
+from services.planner.state.admission import due
+from services.planner.state.cluster import State, node_of
+from shared.events.union import TaskStarving, WorkerSlowed, derived_id
 
 
 class Timer(NamedTuple):

@@ -40,8 +40,8 @@ from services.transition.state import (
     TimerName,
     node_of,
 )
-from shared.codes import FailureCode
-from shared.events import StateMoved
+from shared.events.codes import FailureCode
+from shared.events.union import StateMoved
 
 _BESIDE_INTERRUPTED_STAGE = frozenset({Phase.FREE, Phase.PREPARE, Phase.CONFIGURE_TARGET})
 """Phases whose failure leaves the survivors alone: a process that does not start, a failed one that does not end, a

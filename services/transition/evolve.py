@@ -25,9 +25,10 @@ from services.transition.state import (
     TimerName,
     node_of,
 )
-from shared.codes import FailureCode
-from shared.commands import Reply
-from shared.events import (
+from shared.events.codes import FailureCode
+from shared.events.plans import TaskChange
+from shared.events.severities import ErrorKind
+from shared.events.union import (
     ErrorDetected,
     Event,
     NodeAdopted,
@@ -46,8 +47,7 @@ from shared.events import (
     TaskStopRequested,
     TaskSubmitted,
 )
-from shared.plans import TaskChange
-from shared.severities import ErrorKind
+from shared.messages.commands import Reply
 
 
 def evolve(state: State, event: Input) -> State:

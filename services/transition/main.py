@@ -1,7 +1,7 @@
 """The transition service: feeds its core one input at a time and performs the effects that the core decides.
 
-Inputs are records of the log (``shared.log.journal``), replies of node agents (``shared.bus``) and timers; effects are
-commands to agents, events and timers. The core is ``evolve`` and ``decide``.
+Inputs are records of the log (``shared.log.journal``), replies of node agents (``shared.bus.connection``) and timers;
+effects are commands to agents, events and timers. The core is ``evolve`` and ``decide``.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from services.transition.state import (
     TransitionLimits,
 )
 from services.transition.state_snapshot import KEPT
-from shared.codes import FailureCode
-from shared.commands import COMMANDS, REPLY, Reply
-from shared.dropped import DroppedMessages
+from shared.bus.dropped import DroppedMessages
+from shared.bus.messages import decode
 from shared.errors import Unavailable, Undecodable
-from shared.events import Recorded
+from shared.events.codes import FailureCode
+from shared.events.union import Recorded
 from shared.log.own_events import OwnEvents
-from shared.log_lines import concerning, ids
-from shared.messages import decode
+from shared.messages.commands import COMMANDS, REPLY, Reply
+from shared.messages.signals import RECONNECT_GRACE_S
 from shared.model import Clock, utc_now
-from shared.service import Context, run
-from shared.settings import Settings
-from shared.signals import RECONNECT_GRACE_S
-from shared.state_keeper import StateKeeper
+from shared.service.frame import Context, run
+from shared.service.log_lines import concerning, ids
+from shared.service.state_keeper import StateKeeper
+from shared.settings.model import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -211,7 +211,7 @@ class Transition:
 
 
 async def main(context: Context) -> None:
-    """Run the service in the frame that all services share (``shared.service.run``)."""
+    """Run the service in the frame that all services share (``shared.service.frame.run``)."""
     await Transition(context).run()
 
 

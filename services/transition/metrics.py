@@ -10,8 +10,8 @@ from prometheus_client import Counter as PrometheusCounter
 from prometheus_client.metrics_core import Metric
 
 from services.transition.state import State
-from shared.commands import Command, Reply
-from shared.metrics import StateMetrics, gauge
+from shared.messages.commands import Command, Reply
+from shared.service.metrics import StateMetrics, gauge
 
 NO_REPLY = "no-reply"
 """Code of a command whose time was up."""

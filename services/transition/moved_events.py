@@ -7,9 +7,9 @@ from typing import Literal
 
 from services.transition.phases import ENDINGS, generation_of, stage_of
 from services.transition.state import Failure, Part, Phase, PhaseRun, State
-from shared.codes import FailureCode
-from shared.commands import WorkerResult
-from shared.events import StateMoved, derived_id
+from shared.events.codes import FailureCode
+from shared.events.union import StateMoved, derived_id
+from shared.messages.commands import WorkerResult
 
 MovedPhase = Literal["held", "prepared", "resumed", "drained", "released", "restored", "ended", "failed"]
 """Values of ``StateMoved.phase``."""

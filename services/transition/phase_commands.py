@@ -25,7 +25,8 @@ from services.transition.phases import (
     unready,
 )
 from services.transition.state import Part, Phase, Send, State, node_of
-from shared.commands import (
+from shared.events.union import derived_id
+from shared.messages.commands import (
     Command,
     ConfigureTask,
     DrainTask,
@@ -35,7 +36,6 @@ from shared.commands import (
     ReleaseTask,
     StopTask,
 )
-from shared.events import derived_id
 
 WAITS_FOR_STEP = frozenset({Phase.HOLD, Phase.DRAIN, Phase.STOP, Phase.CONFIGURE_INTERRUPTED, Phase.CONFIGURE_TARGET})
 """Phases whose commands wait for a training step, so ``TransitionLimits.resume_s`` is their time-out. A rank that is

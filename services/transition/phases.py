@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from services.transition.state import Part, Phase, State, TimerName, node_of
-from shared.plans import Stage, TaskChange
+from shared.events.plans import Stage, TaskChange
 
 AFTER: dict[Phase, frozenset[Phase]] = {
     Phase.HOLD: frozenset(),

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 
-from shared.codes import FailureCode
-from shared.commands import Command, Reply
-from shared.events import Event, Recorded
-from shared.plans import TaskChange
-from shared.tasks import TaskSpec
+from shared.events.codes import FailureCode
+from shared.events.plans import TaskChange
+from shared.events.union import Event, Recorded
+from shared.messages.commands import Command, Reply
+from shared.tasks.specification import TaskSpec
 
 SIGNALLED = frozenset({FailureCode.PROCESS_EXITED, FailureCode.RANK_RAISED, FailureCode.NODE_LOST})
 """Codes of failures that the detector learns of by itself, from an agent's signal or the lack of heartbeats. A plan
@@ -50,7 +50,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TransitionLimits:
-    """Time limits in seconds, from the settings; the defaults are those of ``shared.settings`` but for ``grace_s``.
+    """Time limits in seconds, from the settings; the defaults are those of ``settings.model`` but for ``grace_s``.
 
     ``command_s``: for a reply that waits for no training step. ``resume_s``: for a reply that waits for one.
     ``grace_s``: how long a failure that the detector learns of by itself waits for the plan that answers it, and how

@@ -1,6 +1,6 @@
 """What state snapshots have of the transition service's state, and the program that writes one.
 
-It is started with the position up to which the service has handled the log (``shared.state_keeper``).
+It is started with the position up to which the service has handled the log (``shared.service.state_keeper``).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from itertools import takewhile
 
 from services.transition.evolve import evolve
 from services.transition.state import Logged, State
-from shared import state_keeper
 from shared.log.log import EventLog
-from shared.log.state_snapshots import KeptState, records
+from shared.service import state_keeper
+from shared.service.state_snapshots import KeptState, records
 
 
 def _fold(log: EventLog, state: State, after: int, until: int) -> tuple[int, State]:

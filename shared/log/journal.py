@@ -9,7 +9,7 @@ one journal.
 
 No process that uses a journal is behind the log's time (``shared.clock``), whatever its machine's clock says.
 
-A database that goes away is waited for (``shared.outages``): an append whose outcome is unknown is repeated, which
+A database that goes away is waited for (``shared.bus.outages``): an append whose outcome is unknown is repeated, which
 appends nothing twice, and a follower goes on behind the record that it handled last.
 """
 
@@ -31,15 +31,15 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from shared import cancellation
-from shared.bus import Bus
+from shared.bus import cancellation
+from shared.bus.connection import Bus
+from shared.bus.outages import LOG, LOG_ROOM, Outages
 from shared.clock import PROCESS_CLOCK
 from shared.errors import Corrupt, Unavailable, UnicronError
-from shared.events import Event, Recorded
+from shared.events.union import Event, Recorded
 from shared.log.log import EventLog, recorded
 from shared.log.relay import STREAM, SUBJECT, Relay, decode
 from shared.log.schema import StoredRow
-from shared.outages import LOG, LOG_ROOM, Outages
 
 logger = logging.getLogger(__name__)
 

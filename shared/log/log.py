@@ -27,7 +27,7 @@ from pydantic import ValidationError
 from sqlalchemy import func, select
 
 from shared.errors import Conflict, OlderVersion, Unavailable, UnicronError
-from shared.events import Event, Recorded, parsed
+from shared.events.union import Event, Recorded, parsed
 from shared.log.archived import ArchivedRows
 from shared.log.base import base_problem
 from shared.log.chain import FIRST_HASH as FIRST_HASH

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shared.events import EventBase
+from shared.events.union import EventBase
 
 
 class OwnEvents:

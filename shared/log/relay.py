@@ -22,10 +22,10 @@ import nats.errors
 import nats.js.errors
 from nats.js.api import Header, RawStreamMsg, StorageType, StreamConfig, StreamInfo
 
-from shared import cancellation
-from shared.bus import Bus
+from shared.bus import cancellation
+from shared.bus.connection import Bus
 from shared.errors import Unavailable
-from shared.events import Recorded
+from shared.events.union import Recorded
 from shared.log.log import EventLog
 from shared.log.schema import StoredRow
 from shared.model import canonical_json
@@ -56,7 +56,7 @@ STUCK_S = 20.0
 """A stream that has not taken the same row for this time, while the server answers, is rebuilt. nats-server (2.12 to
 2.15) stores nothing in a stream of which one write has failed, also once the disk has room again: it does not answer
 the publication of the next message, and refuses all behind it for the one that it lacks. A slow server has several
-tries (``shared.bus.JETSTREAM_TIMEOUT_S`` each)."""
+tries (``shared.bus.connection.JETSTREAM_TIMEOUT_S`` each)."""
 
 COMPARE_INTERVAL_S = 10.0
 """How long the stream counts as equal to the table, once compared, while neither the table nor the connection has

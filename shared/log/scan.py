@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from shared.errors import NewerVersion, OlderVersion, UnicronError
-from shared.events import Event, Recorded, parsed
+from shared.events.union import Event, Recorded, parsed
 from shared.log.base import START, Base
 from shared.log.chain import ChainCheck
 from shared.log.schema import StoredRow

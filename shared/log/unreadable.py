@@ -1,6 +1,6 @@
 """Why a record of the log cannot be read: it is damaged, or a newer or an older version of the program has written it.
 
-The log is stricter than the bus (``shared.messages``). A service that skips an event, or a field of one, would fold
+The log is stricter than the bus (``shared.bus.messages``). A service that skips an event, or a field of one, would fold
 another state than the service that wrote the event, decide otherwise, and relay the event without the field. So a
 record that is not fully known is an error, which names its position, type and version. Who examines a log goes on
 behind what a newer version has written (``shared.log.scan``), with the part that is known. A log with an event of an
@@ -15,10 +15,10 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from shared.bus.messages import shown
 from shared.errors import Corrupt, NewerVersion, OlderVersion, UnicronError
-from shared.events import EVENT, EVENT_CLASSES, OLDEST_DECIDER, Event
-from shared.messages import shown
-from shared.upcast import oldest
+from shared.events.union import EVENT, EVENT_CLASSES, OLDEST_DECIDER, Event
+from shared.events.upcast import oldest
 
 _NEWEST: dict[str, int] = {
     event.model_fields["type"].default: event.model_fields["schema_version"].default for event in EVENT_CLASSES

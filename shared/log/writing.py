@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from sqlalchemy import Connection
 
 from shared.errors import Conflict, InvalidInput, VersionConflict
-from shared.events import EVENT, Event
+from shared.events.union import EVENT, Event
 from shared.log.base import Base
 from shared.log.chain import new_hash
 from shared.log.scan import utc_text

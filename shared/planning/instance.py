@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import InvalidInput
+from shared.events.plans import Problem, TaskProblem
 from shared.planning import compiled
 from shared.planning.kernels.arrays import Choices, Floats, Ints, TableArrays, TaskArrays, TransitionArrays
-from shared.plans import Problem, TaskProblem
 
 
 class _Remembered(NamedTuple):

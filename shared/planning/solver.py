@@ -36,10 +36,10 @@ from typing import NamedTuple
 import numpy as np
 
 from shared.errors import InvalidInput
+from shared.events.plans import Problem, Solution, TaskProblem, Term
 from shared.planning.instance import Inputs, Instance, TableCache
 from shared.planning.kernels.arrays import ProofNumbers
 from shared.planning.waf import term, touches, waf_flop_per_s
-from shared.plans import Problem, Solution, TaskProblem, Term
 
 
 class Proof(NamedTuple):

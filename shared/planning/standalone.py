@@ -11,11 +11,11 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from shared.errors import InvalidInput
+from shared.events.plans import Problem, TaskProblem, Term
 from shared.field_problems import MISSING, problem_of, sentence
 from shared.model import Model
 from shared.planning.solver import solve_with_proof
 from shared.planning.waf import waf_flop_per_s
-from shared.plans import Problem, TaskProblem, Term
 from shared.unknown_names import unknown_field_of
 
 MAX_PROBLEM_BYTES = 64 * 2**20

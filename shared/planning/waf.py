@@ -5,7 +5,7 @@ The float arithmetic is + - * / and comparisons in a fixed order, so that every 
 
 from __future__ import annotations
 
-from shared.plans import TaskProblem, Term
+from shared.events.plans import TaskProblem, Term
 
 
 def waf_flop_per_s(task: TaskProblem, workers: int) -> float:

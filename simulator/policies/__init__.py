@@ -7,7 +7,7 @@ restriction.py                   the solver's answer where no task may take anot
 
 from __future__ import annotations
 
-from services.planner.problem import Solve
+from services.planner.problem.problem import Solve
 from simulator.policies.bamboo import BAMBOO
 from simulator.policies.byterobust import BYTEROBUST
 from simulator.policies.megatron import MEGATRON, MEGATRON_SPARES

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.severities import ErrorKind
+from shared.events.severities import ErrorKind
 from simulator.policies.parameters import common, value
 from simulator.policies.restriction import solve_without_taking
 from simulator.policies.timing import Detection, departure, is_departure, state_source

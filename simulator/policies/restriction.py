@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from services.planner.admission import least_count
+from services.planner.state.admission import least_count
+from shared.events.plans import Problem, Solution, TaskProblem
 from shared.planning.solver import evaluate, solve_with_alternatives
 from shared.planning.waf import waf_flop_per_s
-from shared.plans import Problem, Solution, TaskProblem
 
 
 def solve_without_taking(problem: Problem) -> tuple[Solution, list[Solution]]:
@@ -32,7 +32,7 @@ def without_taking(problem: Problem) -> Problem:
     """Return the problem in which healthy tasks are required to have at least their present counts.
 
     Of the other required tasks, those stay required that still fit with their least counts: heavy ones first, then by
-    name, as the planner admits them (``services.planner.admission``).
+    name, as the planner admits them (``services.planner.state.admission``).
     """
     room = _room(problem)
     kept = {task.name for task in problem.tasks if is_kept(task)}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from shared.events.plans import TaskChange
+from shared.events.severities import ErrorKind
 from shared.planning.performance import hardware
-from shared.plans import TaskChange
-from shared.severities import ErrorKind
 from simulator.policies.parameters import common
 from simulator.policy import Course, Lost, Recovery
 

@@ -15,7 +15,7 @@ from simulator.policy import Policy
 from simulator.report.plots import draw
 from simulator.report.summary import Comparison, PolicyLine
 from simulator.report.units import seconds, si
-from simulator.workload import Workload
+from simulator.workloads.workload import Workload
 
 
 @dataclass(frozen=True)

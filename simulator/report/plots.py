@@ -14,7 +14,7 @@ from shared.si_prefixes import prefix_of
 from simulator.outcome import Outcome
 from simulator.report.series import absences, accumulated, steps
 from simulator.report.summary import ORACLE, PolicyLine
-from simulator.trace import Trace
+from simulator.workloads.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

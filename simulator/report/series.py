@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simulator.outcome import Outcome, WafPoint
-from simulator.trace import Trace
+from simulator.workloads.trace import Trace
 
 
 def steps(points: Sequence[WafPoint], horizon_s: float) -> tuple[list[float], list[float]]:

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.agent.agent import Agent
-from services.agent.inheritance import Inheritance
-from shared.bus import Bus
-from shared.settings import Settings
-from shared.signals import HEARTBEATS, SIGNALS
+from services.agent.succession.inheritance import Inheritance
+from shared.bus.connection import Bus
+from shared.messages.signals import HEARTBEATS, SIGNALS
+from shared.settings.model import Settings
 from tests.agent.kit import HERE, WORKERS, Driver, Ear, supervision
 
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.agent.address import NodeAddress
-from services.agent.hardware import NodeHardware
-from services.agent.inheritance import Inheritance
+from services.agent.machine.address import NodeAddress
+from services.agent.machine.hardware import NodeHardware
+from services.agent.succession.inheritance import Inheritance
 from services.agent.supervisor import Supervisor
-from shared.bus import Bus
-from shared.changes import Changes
-from shared.commands import COMMANDS, Reply
-from shared.plans import Layout, Member, Stage
-from shared.settings import Settings
-from shared.signals import SIGNAL, Heartbeat
+from shared.bus.connection import Bus
+from shared.events.plans import Layout, Member, Stage
+from shared.messages.commands import COMMANDS, Reply
+from shared.messages.signals import SIGNAL, Heartbeat
+from shared.service.changes import Changes
+from shared.settings.model import Settings
 
 STAND_IN = (sys.executable, "-m", "tests.agent.stand_in")
 """The command line of a fork server whose ranks train nothing."""

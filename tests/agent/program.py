@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from shared.settings import Settings
+from shared.settings.model import Settings
 
 AGENT = "import sys; from services.agent import main as agent; sys.exit(agent.main())"
 """Python code: the agent as it ships."""

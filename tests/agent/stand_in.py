@@ -1,12 +1,12 @@
 """The real fork server whose ranks follow a script in place of training: it starts in milliseconds.
 
-Its ranks speak ``unicron.protocol`` over the agent's socket from real processes. ``BEHAVIOUR`` in a rank's environment:
-``train`` (default), ``raise`` (an exception at step 3), ``finish`` (after step 5), ``unsayable`` (reports at step 2 a
-checkpoint whose path is not UTF-8), ``die-early`` (before it attaches), ``die-joining`` (when configured), ``refuse``
-(cannot run the task, and reports that as soon as it is attached), ``babble`` (before it trains, sends lines that are
-no messages), ``junk`` (while it trains, sends lines of every kind with wrong parts), ``newer`` (speaks a later version
-of the protocol), ``flood`` (prints half a megabyte in each step), ``segfault`` (in native code at step 3), ``digest``
-(prints that of the variable ``API_KEY``, and trains).
+Its ranks speak ``unicron.protocol.messages`` over the agent's socket from real processes. ``BEHAVIOUR`` in a rank's
+environment: ``train`` (default), ``raise`` (an exception at step 3), ``finish`` (after step 5), ``unsayable`` (reports
+at step 2 a checkpoint whose path is not UTF-8), ``die-early`` (before it attaches), ``die-joining`` (when configured),
+``refuse`` (cannot run the task, and reports that as soon as it is attached), ``babble`` (before it trains, sends lines
+that are no messages), ``junk`` (while it trains, sends lines of every kind with wrong parts), ``newer`` (speaks a later
+version of the protocol), ``flood`` (prints half a megabyte in each step), ``segfault`` (in native code at step 3),
+``digest`` (prints that of the variable ``API_KEY``, and trains).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 from typing import Any
 
 from unicron import forkserver
-from unicron.protocol import (
+from unicron.protocol.messages import (
     VERSION,
     Checkpointed,
     Configure,

@@ -6,9 +6,9 @@ import ipaddress
 
 import pytest
 
-from services.agent import address
+from services.agent.machine import address
 from shared.errors import InvalidInput, UnreachableAddress
-from shared.settings import Settings
+from shared.settings.model import Settings
 
 PRESENT = {"lo": ["127.0.0.1", "::1"], "eth0": ["198.51.100.7", "fe80::1"], "ib0": ["198.51.100.71"]}
 REMOTE = "198.51.100.200"

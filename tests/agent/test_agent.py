@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from services.agent import ending_processes
 from services.agent.agent import Agent
-from services.agent.hardware import NodeHardware
-from services.agent.inheritance import Inheritance
-from services.agent.process import Process
-from services.agent.snapshot_folders import node_folder
-from shared.settings import Settings
-from shared.signals import ProcessExited, RankRaised
-from shared.tasks import TaskSpec
+from services.agent.files.snapshot_folders import node_folder
+from services.agent.machine.hardware import NodeHardware
+from services.agent.node.process import Process
+from services.agent.ranks import ending_processes
+from services.agent.succession.inheritance import Inheritance
+from shared.messages.signals import ProcessExited, RankRaised
+from shared.settings.model import Settings
+from shared.tasks.specification import TaskSpec
 from tests.agent.kit import (
     HERE,
     SPEC,
@@ -36,7 +36,7 @@ from tests.agent.kit import (
     supervision,
     train,
 )
-from unicron.protocol import VERSION, Hello, encode
+from unicron.protocol.messages import VERSION, Hello, encode
 
 
 async def test_prepared_and_configured_workers_train_and_show_in_heartbeats(

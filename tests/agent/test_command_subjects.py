@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 from services.agent.agent import Agent
-from shared.bus import Bus
-from shared.codes import FailureCode
-from shared.commands import LEFTOVERS, ReleaseTask, Reply
+from shared.bus.connection import Bus
+from shared.events.codes import FailureCode
+from shared.messages.commands import LEFTOVERS, ReleaseTask, Reply
 from tests.agent.kit import WAIT_S, Driver, alive, train
 from tests.versions.kit import COMMAND_SAMPLES
 

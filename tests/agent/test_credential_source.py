@@ -11,14 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.agent.credential_source import CredentialSource
-from shared import credentials
-from shared.admission import HELLO, Answer
-from shared.bus import Bus
+from services.agent.succession.credential_source import CredentialSource
+from shared.bus import credentials
+from shared.bus.connection import Bus
 from shared.errors import InvalidInput
-from shared.joining import CREDENTIAL, CREDENTIAL_FD
-from shared.settings import Settings
-from shared.signals import Heartbeat
+from shared.messages.admission import HELLO, Answer
+from shared.messages.signals import Heartbeat
+from shared.service.joining import CREDENTIAL, CREDENTIAL_FD
+from shared.settings.model import Settings
 from tests.agent.kit import WAIT_S, Ear
 from tests.agent.program import Program, running
 from tests.nats_server import OpenServer

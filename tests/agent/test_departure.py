@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from shared.admission import HELLO, Answer
-from shared.bus import Bus
-from shared.departure import DEPARTURES, DepartureAnswer
-from shared.events import NodeDraining, NodeJoined, NodeLeft
+from shared.bus.connection import Bus
+from shared.events.union import NodeDraining, NodeJoined, NodeLeft
 from shared.log.journal import Journal
-from shared.settings import Settings
+from shared.messages.admission import HELLO, Answer
+from shared.messages.departure import DEPARTURES, DepartureAnswer
+from shared.settings.model import Settings
 from tests.agent.kit import WAIT_S, Driver
 from tests.agent.program import Program, running
 from tests.detector.conftest import patient, watching

@@ -11,15 +11,15 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from services.agent.device_health import ECC_SETTLE_S, DeviceHealth
-from services.agent.device_metrics import device_metrics
-from services.agent.device_watch import DeviceWatch
-from services.agent.hardware import NodeHardware
-from services.agent.nvml import Reading
-from shared.changes import Changes
+from services.agent.machine.device_health import ECC_SETTLE_S, DeviceHealth
+from services.agent.machine.device_metrics import device_metrics
+from services.agent.machine.device_watch import DeviceWatch
+from services.agent.machine.hardware import NodeHardware
+from services.agent.machine.nvml import Reading
 from shared.clock import PROCESS_CLOCK
 from shared.errors import InvalidInput
-from shared.signals import DeviceFailed, Signal
+from shared.messages.signals import DeviceFailed, Signal
+from shared.service.changes import Changes
 from tests.agent.kit import WAIT_S
 from tests.agent.recorded_nvml import COMPILER, RecordedNvml
 

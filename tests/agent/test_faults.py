@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from services.agent.faults import Faults, memory_limit
-from services.agent.node import Node
-from shared.bus import Bus
-from shared.dropped import DroppedMessages
+from services.agent.node.slots import Node
+from shared.bus.connection import Bus
+from shared.bus.dropped import DroppedMessages
 from shared.errors import InvalidInput
-from shared.injection import FAULT_RESULT, FAULTS, FaultRequest, FaultResult
+from shared.messages.injection import FAULT_RESULT, FAULTS, FaultRequest, FaultResult
 from tests.agent.kit import WAIT_S
-from unicron import protocol
+from unicron.protocol import messages
 
 STEP = 7
 """Updates that the rank of these tests has applied."""
@@ -31,7 +31,7 @@ class Bench:
         process = self.node.start("gpt", "n0/0", 1)
         process.attached = process.configured = True
         process.rank, process.step = 1, STEP
-        self.sent: list[protocol.Message] = []
+        self.sent: list[messages.Message] = []
         self.counters: dict[str, int] = {}
         self.faults = Faults(self.node, lambda _, message: self.sent.append(message), bus, enabled=True, **options)
 
@@ -54,9 +54,9 @@ async def test_a_fault_of_a_rank_is_sent_to_it_once(bus: Bus) -> None:
     assert agent.sent == []
     for _ in range(2):
         assert (await agent.ask("slow=2", step=STEP + 2)).problem == ""
-    assert agent.sent == [protocol.Inject(id="f", kind="slow", argument="2", step=STEP + 2)]
+    assert agent.sent == [messages.Inject(id="f", kind="slow", argument="2", step=STEP + 2)]
     assert (await agent.ask("hang", fault_id="g")).problem == ""
-    assert agent.sent[1:] == [protocol.Inject(id="g", kind="hang", argument="stop")]
+    assert agent.sent[1:] == [messages.Inject(id="g", kind="hang", argument="stop")]
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,15 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from services.agent import file_server, task_inputs
 from services.agent.agent import Agent
-from services.agent.file_server import FileServer
-from services.agent.rank_users import RankUsers
-from services.agent.task_secrets import TaskSecrets
-from shared.bus import Bus
-from shared.dropped import DroppedMessages
+from services.agent.files import file_server, task_inputs
+from services.agent.files.file_server import FileServer
+from services.agent.files.rank_users import RankUsers
+from services.agent.files.task_secrets import TaskSecrets
+from shared.bus.connection import Bus
+from shared.bus.dropped import DroppedMessages
 from shared.errors import NotFound, Unavailable, Undecodable
-from shared.model import Model
-from shared.node_files import (
+from shared.messages.node_files import (
     CHUNK_BYTES,
     FILES,
     LIST_LIMIT,
@@ -39,6 +38,7 @@ from shared.node_files import (
     pack,
     unpack,
 )
+from shared.model import Model
 from tests.agent.kit import WAIT_S, Driver, Ear
 from tests.versions.kit import ILL, ill_formed
 

@@ -10,8 +10,8 @@ import pytest
 
 from services.agent.agent import Agent
 from services.agent.supervisor import FORK_SERVER
-from shared.bus import Bus
-from shared.settings import Settings
+from shared.bus.connection import Bus
+from shared.settings.model import Settings
 from tests.agent.kit import HERE, SPEC, WORKERS, Driver, Ear, supervision
 
 ROOT = Path(__file__).parents[2]

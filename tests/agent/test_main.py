@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shared.admission import HELLO, Answer
-from shared.settings import Settings
+from shared.messages.admission import HELLO, Answer
+from shared.settings.model import Settings
 from tests.agent.kit import WAIT_S, Ear
 from tests.agent.program import running
 from tests.agent.recorded_nvml import COMPILER, RecordedNvml

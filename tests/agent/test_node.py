@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent.node import Node
-from services.agent.proc import Scheduled
-from services.agent.process import Process
-from shared.signals import ProcessExited, RankCheckpointFailed, RankFinished, RankRaised, RankStopped, Signal
-from unicron import protocol
+from services.agent.machine.proc import Scheduled
+from services.agent.node.process import Process
+from services.agent.node.slots import Node
+from shared.messages.signals import ProcessExited, RankCheckpointFailed, RankFinished, RankRaised, RankStopped, Signal
+from unicron.protocol import messages
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -31,12 +31,12 @@ def configured(rank: int = 0, generation: int = 2) -> tuple[Node, Process]:
     return made, process
 
 
-def receive(made: Node, process: Process, message: protocol.Message, at_s: float = 2.0) -> list[Signal]:
+def receive(made: Node, process: Process, message: messages.Message, at_s: float = 2.0) -> list[Signal]:
     return made.receive(process, message, at_s=at_s, now=NOW)
 
 
-def progress(step: int, phase: str, generation: int = 2, **rest: Any) -> protocol.Progress:
-    return protocol.Progress(generation=generation, rank=0, step=step, phase=phase, **rest)
+def progress(step: int, phase: str, generation: int = 2, **rest: Any) -> messages.Progress:
+    return messages.Progress(generation=generation, rank=0, step=step, phase=phase, **rest)
 
 
 def test_a_slot_goes_from_idle_to_training_and_back() -> None:
@@ -52,7 +52,7 @@ def test_a_slot_goes_from_idle_to_training_and_back() -> None:
     note()
     made.configure(process, generation=1, rank=0, at_s=1.0)
     note()
-    receive(made, process, protocol.Held(generation=1, step=3))
+    receive(made, process, messages.Held(generation=1, step=3))
     note()
     made.exited(process, 0, last_output="", now=NOW)
     note()
@@ -103,8 +103,8 @@ def test_parts_of_joining_are_reported_apart_from_micro_batches() -> None:
 def test_an_error_with_a_lone_surrogate_can_be_signalled() -> None:
     made, process = configured()
     texts: dict[str, Any] = {"error": "E\ud83d", "detail": "bad \udcff sample", "traceback": "Traceback \ud83d"}
-    raised = protocol.Raised(generation=2, rank=0, step=9, kind="exception", **texts)
-    (signal,) = receive(made, process, protocol.decode(protocol.encode(raised)))
+    raised = messages.Raised(generation=2, rank=0, step=9, kind="exception", **texts)
+    (signal,) = receive(made, process, messages.decode(messages.encode(raised)))
     assert isinstance(signal, RankRaised)
     assert RankRaised.model_validate_json(signal.model_dump_json()) == signal
     assert (signal.error, signal.detail, signal.traceback) == ("E?", "bad ? sample", "Traceback ?")
@@ -116,10 +116,10 @@ def test_messages_of_an_older_generation_are_ignored() -> None:
     made, process = configured(generation=3)
     assert receive(made, process, progress(9, "ended", generation=2)) == []
     assert process.step == 0
-    resumed = protocol.Resumed(generation=2, step=9, source="own")
+    resumed = messages.Resumed(generation=2, step=9, source="own")
     receive(made, process, resumed)
     assert process.resumed is None
-    raised = protocol.Raised(generation=2, rank=0, step=9, kind="communication", error="E", detail="", traceback="")
+    raised = messages.Raised(generation=2, rank=0, step=9, kind="communication", error="E", detail="", traceback="")
     assert receive(made, process, raised) == []
 
 
@@ -135,14 +135,14 @@ def test_messages_of_an_older_generation_are_ignored() -> None:
 )
 def test_what_a_rank_raises_becomes_a_signal(kind: str, cause: str) -> None:
     made, process = configured()
-    raised = protocol.Raised(generation=2, rank=0, step=1, kind=kind, error="E", detail="d", traceback="t")
+    raised = messages.Raised(generation=2, rank=0, step=1, kind=kind, error="E", detail="d", traceback="t")
     [signal] = receive(made, process, raised)
     assert isinstance(signal, RankRaised)
     assert (signal.cause, signal.worker, signal.generation) == (cause, "n0/1", 2)
 
 
-def raised_before_joining(kind: str) -> protocol.Raised:
-    return protocol.Raised(generation=0, rank=0, step=0, kind=kind, error="E", detail="d", traceback="t")
+def raised_before_joining(kind: str) -> messages.Raised:
+    return messages.Raised(generation=0, rank=0, step=0, kind=kind, error="E", detail="d", traceback="t")
 
 
 def test_a_process_can_refuse_its_task_before_it_is_configured() -> None:
@@ -161,7 +161,7 @@ def test_a_refusal_of_an_older_generation_is_ignored() -> None:
 
 def test_a_failed_checkpoint_is_signalled_and_changes_nothing() -> None:
     made, process = configured(rank=1)
-    message = protocol.CheckpointFailed(generation=2, rank=1, step=5, reason="no room in \udcff")
+    message = messages.CheckpointFailed(generation=2, rank=1, step=5, reason="no room in \udcff")
     (signal,) = receive(made, process, message)
     assert isinstance(signal, RankCheckpointFailed)
     assert (signal.generation, signal.rank, signal.step, signal.reason) == (2, 1, 5, "no room in ?")
@@ -171,8 +171,8 @@ def test_a_failed_checkpoint_is_signalled_and_changes_nothing() -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_only_rank_0_signals_the_end_of_the_task(rank: int) -> None:
     made, process = configured(rank)
-    stopped = receive(made, process, protocol.Stopped(generation=2, rank=rank, step=4, path="/c"))
-    finished = receive(made, process, protocol.Finished(generation=2, rank=rank, step=5))
+    stopped = receive(made, process, messages.Stopped(generation=2, rank=rank, step=4, path="/c"))
+    finished = receive(made, process, messages.Finished(generation=2, rank=rank, step=5))
     kinds = [type(s) for s in stopped + finished]
     assert kinds == ([RankStopped, RankFinished] if rank == 0 else [])
     assert made.exited(process, 0, last_output="", now=NOW) == []
@@ -242,7 +242,7 @@ def test_the_longest_time_without_progress_of_each_phase_is_reported() -> None:
 def trained(rank: int) -> tuple[Node, Process]:
     """A process whose script goes on behind the last step."""
     made, process = configured(rank)
-    result = protocol.Finished(generation=2, rank=rank, step=5, parameters_path="/p", ended=False)
+    result = messages.Finished(generation=2, rank=rank, step=5, parameters_path="/p", ended=False)
     receive(made, process, progress(5, "tail"))
     process.rank = rank
     assert receive(made, process, result) == []
@@ -255,7 +255,7 @@ def test_a_process_behind_the_last_step_has_finished_once_its_script_has_ended(r
     assert not process.finished
     status = made.status(at_s=9.0, process_states={}, schedules={})[1]
     assert (status.state, status.phase, status.step, status.progress_age_s) == ("training", "tail", 5, 7.0)
-    signals = receive(made, process, protocol.Finished(generation=2, rank=rank, step=5, parameters_path="/p"))
+    signals = receive(made, process, messages.Finished(generation=2, rank=rank, step=5, parameters_path="/p"))
     assert [type(signal) for signal in signals] == ([RankFinished] if rank == 0 else [])
     assert made.exited(process, 0, last_output="", now=NOW) == []
     assert made.ended == {"expected": 1, "unexpected": 0}
@@ -271,7 +271,7 @@ def test_a_script_that_ends_its_process_without_an_error_has_ended(rank: int) ->
 @pytest.mark.parametrize("code", [1, 3, -9])
 def test_a_script_that_fails_behind_the_last_step_is_signalled_as_such(code: int) -> None:
     made, process = trained(0)
-    raised = protocol.Raised(
+    raised = messages.Raised(
         generation=2, rank=0, step=0, kind="exception", error="ValueError", detail="no room", traceback="..."
     )
     found = [*receive(made, process, raised), *made.exited(process, code, last_output="the end", now=NOW)]

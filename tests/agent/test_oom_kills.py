@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from services.agent.oom_kills import RECENT_S, OomKills, counter_of, own_counter
+from services.agent.machine.oom_kills import RECENT_S, OomKills, counter_of, own_counter
 from shared.clock import PROCESS_CLOCK, SteadyClock
 
 GROUPS = Path("/sys/fs/cgroup/memory")
@@ -96,7 +96,7 @@ def test_the_kernel_counts_what_it_ends(group: Path) -> None:
     kills = OomKills(PROCESS_CLOCK, counter)
     eats = f"x = bytearray({4 * LIMIT_BYTES}); x[::4096] = b'1' * len(x[::4096])"
     enter = f"import os; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()));"
-    shows = "from services.agent.oom_kills import own_counter; print(own_counter(), flush=True);"
+    shows = "from services.agent.machine.oom_kills import own_counter; print(own_counter(), flush=True);"
     done = subprocess.run([sys.executable, "-c", enter + shows + eats], capture_output=True, text=True)
     assert done.returncode == KILLED
     assert done.stdout.strip() == str(counter)

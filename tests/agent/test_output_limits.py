@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from services.agent import output_limits
 from services.agent.agent import Agent
-from services.agent.output_limits import LEFT_OUT, OutputLimits
-from services.agent.process import Process
-from shared.settings import Settings
+from services.agent.node.process import Process
+from services.agent.ranks import output_limits
+from services.agent.ranks.output_limits import LEFT_OUT, OutputLimits
+from shared.settings.model import Settings
 from tests.agent.kit import WAIT_S, Driver, Ear
 
 LIMIT_BYTES = 1 << 20

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from services.agent.output_times import OutputTimes
-from shared.node_files import ReadOutput
-from shared.output_times import EVERY_S, MOST_BYTES, size_at, times_path
-from shared.task_folders import TaskFolders
+from services.agent.ranks.output_times import OutputTimes
+from shared.machine.output_times import EVERY_S, MOST_BYTES, size_at, times_path
+from shared.messages.node_files import ReadOutput
+from shared.messages.task_folders import TaskFolders
 
 START_S = 1_700_000_000.0
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from services.agent.agent import Agent
-from shared import probes
-from shared.bus import Bus
-from shared.messages import decode
-from shared.probes import PROBE, PROBE_REPLY, Outcome, ProbeRequest, ProbeTarget
+from shared.bus.connection import Bus
+from shared.bus.messages import decode
+from shared.messages import probes
+from shared.messages.probes import PROBE, PROBE_REPLY, Outcome, ProbeRequest, ProbeTarget
 from tests.agent.kit import Ear
 
 TIMEOUT_S = 10.0

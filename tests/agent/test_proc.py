@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from services.agent.proc import Scheduled, handles, process_state, scheduled, starved_s
+from services.agent.machine.proc import Scheduled, handles, process_state, scheduled, starved_s
 
 
 @pytest.fixture

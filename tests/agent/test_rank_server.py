@@ -13,14 +13,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from services.agent import inheritance
-from services.agent.node import Node
-from services.agent.process import Process
-from services.agent.rank_server import MOST_OF_ONE_PROCESS, RankServer
-from services.agent.rank_users import RankUsers
-from shared.changes import Changes
-from shared.dropped import DroppedMessages
-from unicron.protocol import (
+from services.agent.files.rank_users import RankUsers
+from services.agent.node.process import Process
+from services.agent.node.slots import Node
+from services.agent.ranks.rank_server import MOST_OF_ONE_PROCESS, RankServer
+from services.agent.succession import inheritance
+from shared.bus.dropped import DroppedMessages
+from shared.service.changes import Changes
+from unicron.protocol.messages import (
     MAX_LINE_BYTES,
     VERSION,
     Checkpointed,

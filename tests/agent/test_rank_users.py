@@ -18,15 +18,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent.rank_users import RankUsers, may_not_switch
-from services.agent.snapshot_folders import SnapshotFolders, node_folder
-from shared.admission import HELLO, Answer
-from shared.bus import Bus
+from services.agent.files.rank_users import RankUsers, may_not_switch
+from services.agent.files.snapshot_folders import SnapshotFolders, node_folder
+from shared.bus.connection import Bus
 from shared.errors import InvalidInput, Unavailable
-from shared.joining import credential_of
-from shared.node_files import FILES, CheckInputs, unpack
-from shared.settings import Settings, read_settings
-from shared.uids import MAX_UID, uid_range
+from shared.messages.admission import HELLO, Answer
+from shared.messages.node_files import FILES, CheckInputs, unpack
+from shared.service.joining import credential_of
+from shared.settings.model import Settings, read_settings
+from shared.settings.uids import MAX_UID, uid_range
 from tests.agent import readable
 from tests.agent.kit import SPEC, WAIT_S, Driver, Ear
 from tests.agent.program import AGENT, Program, running
@@ -166,8 +166,8 @@ MINIMAL = "-all,+chown,+kill,+setgid,+setuid"
 
 COPIES = """
 import logging, os, pathlib, subprocess, sys
-from services.agent.rank_users import RankUsers, may_not_switch
-from services.agent.snapshot_folders import SnapshotFolders
+from services.agent.files.rank_users import RankUsers, may_not_switch
+from services.agent.files.snapshot_folders import SnapshotFolders
 
 logging.basicConfig()
 assert not may_not_switch(os.geteuid(), pathlib.Path("/proc/self/status").read_text())
@@ -192,8 +192,8 @@ print(folders.folder.exists())
 
 AT_ONCE = """
 import itertools, logging, os, pathlib, sys
-from services.agent.rank_users import RankUsers
-from services.agent.snapshot_folders import SnapshotFolders
+from services.agent.files.rank_users import RankUsers
+from services.agent.files.snapshot_folders import SnapshotFolders
 
 logging.basicConfig()
 users, top = RankUsers(sys.argv[1]), pathlib.Path(sys.argv[2])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from services.agent import hardware, nvml
-from services.agent.device_health import lasting_faults
-from services.agent.device_watch import DeviceWatch
+from services.agent.machine import hardware, nvml
+from services.agent.machine.device_health import lasting_faults
+from services.agent.machine.device_watch import DeviceWatch
 from shared.clock import PROCESS_CLOCK
-from shared.signals import Signal
+from shared.messages.signals import Signal
 
 pytestmark = [
     pytest.mark.gpu,

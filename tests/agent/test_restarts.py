@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.agent.restarts import MAX_RESTARTS, WINDOW_S, Restarts
+from services.agent.succession.restarts import MAX_RESTARTS, WINDOW_S, Restarts
 
 
 def test_the_pauses_grow_until_there_is_no_restart_any_more() -> None:

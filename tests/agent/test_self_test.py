@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from services.agent.agent import Agent
-from services.agent.self_test import MEMORY_BYTES
-from shared import probes
-from shared.bus import Bus
-from shared.node_events import CheckResult
-from shared.probes import ProbeTarget
-from shared.self_test import (
+from services.agent.cluster.self_test import MEMORY_BYTES
+from shared.bus.connection import Bus
+from shared.events.node_events import CheckResult
+from shared.messages import probes
+from shared.messages.probes import ProbeTarget
+from shared.messages.self_test import (
     BANDWIDTH,
     BANDWIDTH_FLOOR_BYTES_PER_S,
     SELF_TEST,
@@ -25,9 +25,9 @@ from shared.self_test import (
     SelfTestResult,
     run_self_test,
 )
-from shared.settings import Settings
+from shared.settings.model import Settings
 from tests.agent.kit import WAIT_S, Driver
-from unicron import self_check
+from unicron.process import self_check
 
 
 async def problem(bus: Bus, *, empty: bool = False) -> str:

@@ -6,8 +6,8 @@ import shutil
 import stat
 from pathlib import Path
 
-from services.agent.rank_users import RankUsers
-from services.agent.snapshot_folders import LINGER_S, SnapshotFolders, node_folder
+from services.agent.files.rank_users import RankUsers
+from services.agent.files.snapshot_folders import LINGER_S, SnapshotFolders, node_folder
 
 
 def filled(folder: Path, *tasks: str) -> SnapshotFolders:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 
-from services.agent import stack_text
 from services.agent.agent import Agent
-from shared.bus import Bus
-from shared.evidence_limits import STACK_CHARACTERS
-from shared.signals import ProcessExited
-from shared.stacks import MAX_TIMEOUT_S, STACKS, STACKS_REPLY, StacksReply, StacksRequest
+from services.agent.ranks import stack_text
+from shared.bus.connection import Bus
+from shared.events.evidence_limits import STACK_CHARACTERS
+from shared.messages.signals import ProcessExited
+from shared.messages.stacks import MAX_TIMEOUT_S, STACKS, STACKS_REPLY, StacksReply, StacksRequest
 from tests.agent.kit import WAIT_S, Driver, Ear, train
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent.step_window import WINDOW_S, StepWindow, step_report
-from shared.signals import MAX_STEPS, StepReport, WorkerStatus
-from unicron.protocol import Progress
+from services.agent.node.step_window import WINDOW_S, StepWindow, step_report
+from shared.messages.signals import MAX_STEPS, StepReport, WorkerStatus
+from unicron.protocol.messages import Progress
 
 
 @given(step_s=st.floats(0.001, 3.0), late_s=st.floats(0.0, 0.1))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 
-from services.agent.fork_server import Children
-from services.agent.node import Node
-from services.agent.process import Process
-from services.agent.record import NodeRecord, RecordFile, StoreRecord
-from services.agent.succession import compare
-from shared.commands import Reply
-from shared.signals import ProcessExited
-from unicron.protocol import Drained, Held, Progress, Resumed, StopRefused
+from services.agent.node.process import Process
+from services.agent.node.record import NodeRecord, RecordFile, StoreRecord
+from services.agent.node.slots import Node
+from services.agent.ranks.fork_server import Children
+from services.agent.succession.findings import compare
+from shared.messages.commands import Reply
+from shared.messages.signals import ProcessExited
+from unicron.protocol.messages import Drained, Held, Progress, Resumed, StopRefused
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

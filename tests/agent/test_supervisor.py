@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shared.admission import HELLO, Answer
-from shared.agent_restart import AGENT_RESTART, AGENT_RESTART_RESULT, AgentRestart
-from shared.bus import Bus
-from shared.probes import Outcome, ProbeTarget, probe
-from shared.settings import Settings
-from shared.signals import Heartbeat, ProcessExited
+from shared.bus.connection import Bus
+from shared.messages.admission import HELLO, Answer
+from shared.messages.agent_restart import AGENT_RESTART, AGENT_RESTART_RESULT, AgentRestart
+from shared.messages.probes import Outcome, ProbeTarget, probe
+from shared.messages.signals import Heartbeat, ProcessExited
+from shared.settings.model import Settings
 from tests.agent.kit import WAIT_S, Driver, Ear, parent, train
 from tests.agent.program import Program, running
 

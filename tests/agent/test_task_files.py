@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from services.agent.rank_users import RankUsers
-from services.agent.task_files import TaskFiles
+from services.agent.files.rank_users import RankUsers
+from services.agent.files.task_files import TaskFiles
 from shared.errors import Unavailable
-from shared.tasks import parse_spec
+from shared.tasks.specification import parse_spec
 from tests.agent.kit import SPEC
 
 

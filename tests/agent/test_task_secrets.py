@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from services.agent.agent import Agent
-from services.agent.task_secrets import MOST_BYTES, TaskSecrets
-from shared.bus import Bus
+from services.agent.files.task_secrets import MOST_BYTES, TaskSecrets
+from shared.bus.connection import Bus
 from shared.errors import InvalidInput, Unavailable
-from shared.tasks import TaskSpec, parse_spec
+from shared.tasks.specification import TaskSpec, parse_spec
 from tests.agent.kit import SPEC, Driver, Ear
 
 SECRET = "c3f1-very-secret"

@@ -7,8 +7,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from services.agent.proc import children_cpu_s, usage
-from services.agent.process import Process
+from services.agent.machine.proc import children_cpu_s, usage
+from services.agent.node.process import Process
 from tests.agent.test_node import configured, progress, receive
 
 

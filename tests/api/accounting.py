@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from shared.events import (
+from shared.events.severities import ErrorKind, Severity
+from shared.events.union import (
     ErrorDetected,
     NodeAdopted,
     NodeCordoned,
@@ -20,7 +21,6 @@ from shared.events import (
     NodeReturned,
     Recorded,
 )
-from shared.severities import ErrorKind, Severity
 
 
 @dataclass

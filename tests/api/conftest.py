@@ -6,9 +6,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from shared.bus import Bus
+from shared.bus.connection import Bus
 from shared.log.journal import Journal
-from shared.settings import Settings
+from shared.settings.model import Settings
 from tests.api.kit import Server, Story, client_of, offline_gateway, serving
 from tests.api.node_machines import NodeMachines, node_machines
 

@@ -14,24 +14,25 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from services.api.cost_models import Costs, Counterfactual, IncidentCost
-from services.api.costs import Account, Day, Period, report
-from services.api.counterfactuals import counterfactuals
-from services.api.feed import Feed
+from services.api.costs.counterfactuals import counterfactuals
+from services.api.costs.ledger import History
+from services.api.costs.report import Account, Day, Period, report
+from services.api.costs.service_levels import achieved_flop
+from services.api.costs.settlement import settle_window
+from services.api.costs.span_claims import Window, allocated_intervals
 from services.api.gateway import Gateway
-from services.api.ledger import History
+from services.api.interface.costs import Costs, Counterfactual, IncidentCost
 from services.api.live import Live
 from services.api.main import create_app, serve
 from services.api.projections.evolve import evolve
-from services.api.service_levels import achieved_flop
-from services.api.settlement import settle_window
-from services.api.span_claims import Window, allocated_intervals
-from services.api.store import Store
-from services.api.views import ClusterView, Views
+from services.api.store.feed import Feed
+from services.api.store.projection_store import Store
+from services.api.views.documents import ClusterView, Views
 from services.planner.decide import DECIDER
-from shared import tokens
-from shared.bus import Bus
-from shared.events import (
+from shared.bus.connection import Bus
+from shared.events.plans import Layout, Member, Response, Stage, TaskChange, Trigger
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import (
     ClusterConfigured,
     ErrorDetected,
     Event,
@@ -44,12 +45,11 @@ from shared.events import (
 )
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.plans import Layout, Member, Response, Stage, TaskChange, Trigger
-from shared.service import Context
-from shared.settings import Settings
-from shared.severities import ErrorKind, Method, Severity
-from shared.tasks import TaskSpec, parse_spec
-from shared.tokens import Scope
+from shared.service import tokens
+from shared.service.frame import Context
+from shared.service.tokens import Scope
+from shared.settings.model import Settings
+from shared.tasks.specification import TaskSpec, parse_spec
 
 START = datetime(2025, 3, 1, 12, 0, 0, tzinfo=UTC)
 PRICE = 3.6

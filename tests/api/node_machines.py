@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from services.agent import task_inputs
-from services.agent.file_server import FileServer
-from services.agent.rank_users import RankUsers
-from services.agent.task_secrets import TaskSecrets
-from services.api import node_files, submitted_inputs
-from shared.bus import Bus
-from shared.dropped import DroppedMessages
+from services.agent.files import task_inputs
+from services.agent.files.file_server import FileServer
+from services.agent.files.rank_users import RankUsers
+from services.agent.files.task_secrets import TaskSecrets
+from services.api.output import node_files
+from services.api.submission import submitted_inputs
+from shared.bus.connection import Bus
+from shared.bus.dropped import DroppedMessages
 from shared.errors import Unavailable
-from shared.node_files import FILES, failed, pack
+from shared.messages.node_files import FILES, failed, pack
 
 
 class NodeMachines:

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 
-from services.api.store import Store
-from shared.events import Recorded
+from services.api.store.projection_store import Store
+from shared.events.union import Recorded
 from shared.log.log import EventLog
 from tests.logs.kit import read_rows, restore
 

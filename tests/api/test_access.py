@@ -21,18 +21,18 @@ from fastapi.routing import APIRoute
 
 from cli.client import Client
 from services.api import main
+from services.api.access.socket_owners import end, uid_of
+from services.api.http.methods import CHANGES
 from services.api.main import ROUTERS, check_exposure
-from services.api.methods import CHANGES
-from services.api.socket_owners import end, uid_of
-from shared import tokens
-from shared.bus import Bus
+from shared.bus.connection import Bus
 from shared.errors import Conflict, Corrupt, Forbidden, InvalidInput, NotFound, Unavailable
-from shared.events import TaskStopRequested, TaskSubmitted
-from shared.http_server import listen
+from shared.events.union import TaskStopRequested, TaskSubmitted
 from shared.log.journal import Journal
 from shared.model import utc_now
-from shared.settings import Settings
-from shared.tokens import Scope
+from shared.service import tokens
+from shared.service.http_server import listen
+from shared.service.tokens import Scope
+from shared.settings.model import Settings
 from tests.api.kit import Server, bearer, client_of, offline_gateway, serving, spec_dict
 
 ANYBODY = frozenset({"/v1/plan/solve", "/v1/browser-links", "/v1/browser-sessions"})

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.api.access import Actor
-from services.api.allowed_paths import check_paths
+from services.api.access.access import Actor
+from services.api.access.request_rates import BURST_S, MOST_PEERS, RequestRates, peer_of
 from services.api.gateway import with_paths
-from services.api.request_rates import BURST_S, MOST_PEERS, RequestRates, peer_of
+from services.api.submission.allowed_paths import check_paths
 from shared.errors import InvalidInput, TooManyRequests
-from shared.settings import Settings, read_settings
-from shared.tokens import Scope
+from shared.service.tokens import Scope
+from shared.settings.model import Settings, read_settings
 from tests.api.kit import bearer, client_of, offline_gateway, spec
 
 # ---- requests

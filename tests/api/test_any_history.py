@@ -10,13 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.api.costs import NO_COST
+from services.api.costs.report import NO_COST
 from services.api.live import LiveState
 from services.api.present import task as show
 from services.api.projections.evolve import evolve
-from services.api.views import ClusterView, PlanState, Views
+from services.api.views.documents import ClusterView, PlanState, Views
 from services.planner.decide import DECIDER
-from shared.events import (
+from shared.events.plans import Response, TaskChange, Trigger
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import (
     ErrorDetected,
     Event,
     IncidentAcknowledged,
@@ -44,8 +46,6 @@ from shared.events import (
     TaskStopRequested,
     TaskSubmitted,
 )
-from shared.plans import Response, TaskChange, Trigger
-from shared.severities import ErrorKind, Method, Severity
 from tests.api.accounting import allocated_worker_s
 from tests.api.kit import START, cost_report, other_answers, spec, stage
 

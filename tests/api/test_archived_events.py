@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from shared.bus import Bus
-from shared.log.archive import archive
+from shared.archive.cutover import cut
+from shared.archive.writing import archive
+from shared.bus.connection import Bus
 from shared.log.archived import verified_base
-from shared.log.cutover import cut
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.settings import Settings
+from shared.settings.model import Settings
 from tests.api.kit import Story, serving
 
 

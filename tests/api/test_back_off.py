@@ -8,12 +8,12 @@ import pytest
 
 from services.api.plan_text import explain
 from services.api.postmortem.standing import held_back as held_back_lines
-from services.api.task_parts import TaskWait
-from services.api.views import TaskView
-from shared.events import ErrorDetected, PlanDecided, TaskResumeRequested
-from shared.plans import Response, TaskChange, Trigger
-from shared.severities import ErrorKind, Method, Severity
-from shared.tasks import TaskState
+from services.api.views.documents import TaskView
+from services.api.views.task_parts import TaskWait
+from shared.events.plans import Response, TaskChange, Trigger
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected, PlanDecided, TaskResumeRequested
+from shared.tasks.specification import TaskState
 from tests.api.kit import Server, Story, restart, spec
 
 UNTIL = datetime(2030, 1, 1, 12, tzinfo=UTC)

@@ -13,18 +13,18 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from services.api.browser_sessions import LINK_S, MOST_OF_ONE, SESSION_S, Bearer, BrowserSessions, cookie_name
+from services.api.access.browser_sessions import LINK_S, MOST_OF_ONE, SESSION_S, Bearer, BrowserSessions, cookie_name
 from services.api.gateway import Gateway
 from services.api.main import create_app
-from shared import tokens
-from shared.bus import Bus
+from shared.bus.connection import Bus
 from shared.errors import NotFound, Unavailable
-from shared.events import TaskSubmitted
+from shared.events.union import TaskSubmitted
 from shared.log.journal import Journal
-from shared.metrics import new_registry
 from shared.model import utc_now
-from shared.settings import Settings
-from shared.tokens import Scope
+from shared.service import tokens
+from shared.service.metrics import new_registry
+from shared.service.tokens import Scope
+from shared.settings.model import Settings
 from tests.api.kit import Server, bearer, client_of, client_of_app, offline_gateway, serving
 from tests.api.test_access import refused, self_signed
 

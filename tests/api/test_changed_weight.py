@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from services.api.task_parts import Weighting, weighted_steps
-from services.api.views import SpanKind, SpanView, TaskView, Views
-from shared.events import TaskChanged, TaskFinished, TaskStopped, TaskSubmitted
-from shared.plans import Problem, Response, Solution, TaskChange, Term, Trigger
-from shared.tasks import TaskState
+from services.api.views.documents import SpanKind, SpanView, TaskView, Views
+from services.api.views.task_parts import Weighting, weighted_steps
+from shared.events.plans import Problem, Response, Solution, TaskChange, Term, Trigger
+from shared.events.union import TaskChanged, TaskFinished, TaskStopped, TaskSubmitted
+from shared.tasks.specification import TaskState
 from tests.api.kit import Story, cost_report, spec, stage
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from services.api import computations
-from services.api.computations import Computations, most_at_once
+from services.api.http import computations
+from services.api.http.computations import Computations, most_at_once
 from tests.api.kit import Server, client_of, offline_gateway, until
 
 ENDLESS = {

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from services.api.feed import Feed
 from services.api.routers import events
 from services.api.routers.events import _encoded
-from services.api.store import Store
+from services.api.store.feed import Feed
+from services.api.store.projection_store import Store
 from shared.errors import Corrupt
-from shared.events import TaskSubmitted
+from shared.events.union import TaskSubmitted
 from shared.log.journal import Journal
 from shared.log.schema import StoredRow
 from tests.api.kit import START, Server, spec

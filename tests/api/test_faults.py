@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
-from shared.bus import Bus
-from shared.events import FaultInjected, TaskFailed
-from shared.injection import FAULT_REQUEST, FAULTS, FaultRequest, FaultResult
+from shared.bus.connection import Bus
+from shared.events.union import FaultInjected, TaskFailed
 from shared.log.journal import Journal
-from shared.settings import Settings
-from shared.tokens import Scope
+from shared.messages.injection import FAULT_REQUEST, FAULTS, FaultRequest, FaultResult
+from shared.service.tokens import Scope
+from shared.settings.model import Settings
 from tests.api.kit import Server, Story, bearer, serving
 
 

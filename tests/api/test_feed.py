@@ -6,9 +6,9 @@ import asyncio
 import threading
 from pathlib import Path
 
-from services.api.feed import Feed
-from services.api.store import Store
-from shared.cancellation import cancelled
+from services.api.store.feed import Feed
+from services.api.store.projection_store import Store
+from shared.bus.cancellation import cancelled
 from shared.log.journal import Journal
 from tests.shared.samples import node_joined
 

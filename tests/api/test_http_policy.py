@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.api.problems import MOST_ECHOED
-from shared.settings import Settings
+from services.api.http.problems import MOST_ECHOED
+from shared.settings.model import Settings
 from tests.api.kit import Server, client_of, offline_gateway, spec_dict
 
 JSON = {"Content-Type": "application/json"}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from services.api import node_files
-from services.api.node_files import OwnFiles
+from services.api.output import node_files
+from services.api.output.node_files import OwnFiles
 from shared.errors import Unavailable
-from shared.node_files import ListOutput
-from shared.task_folders import TaskFolders
+from shared.messages.node_files import ListOutput
+from shared.messages.task_folders import TaskFolders
 
 
 async def test_other_threads_are_free_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from services.api import incident_requests
-from shared.events import ErrorDetected, IncidentAcknowledged, IncidentNoted
-from shared.request_events import NOTE_CHARACTERS
-from shared.settings import Settings
-from shared.severities import ErrorKind, Method, Severity
-from shared.tokens import Scope
+from services.api.requests import incident_requests
+from shared.events.request_events import NOTE_CHARACTERS
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected, IncidentAcknowledged, IncidentNoted
+from shared.service.tokens import Scope
+from shared.settings.model import Settings
 from tests.api.kit import Server, bearer
 from tests.api.test_tasks import refused
 

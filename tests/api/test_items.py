@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from services.api import event_items, present
 from services.api.event_items import event_json, show
 from services.api.live import LiveState
-from services.api.store import Store
-from services.api.tables import INCIDENTS, PLANS, TASKS
+from services.api.store.projection_store import Store
+from services.api.store.tables import INCIDENTS, PLANS, TASKS
 from shared.errors import Corrupt, NewerVersion
-from shared.events import Event
+from shared.events.union import Event
 from shared.log.chain import FIRST_HASH
 from shared.log.log import EventLog, recorded
 from shared.log.schema import StoredRow
 from shared.log.writing import draft
-from shared.tasks import ENDED
+from shared.tasks.specification import ENDED
 from tests.api.test_any_history import events
 from tests.examples import examples
 from tests.logs.kit import GOLDEN, read_rows, restore

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from services.api import last_output
-from shared.bus import Bus
+from shared.bus.connection import Bus
 from shared.log.journal import Journal
-from shared.settings import Settings
+from shared.settings.model import Settings
 from tests.api.kit import Server, Story, serving
 from tests.api.node_machines import NodeMachines, write_output
 

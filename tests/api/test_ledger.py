@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from services.api.cost_models import Costs, Counterfactual
-from services.api.costs import NO_COST
-from services.api.counterfactuals import other_answers_to
-from shared.events import (
+from services.api.costs.counterfactuals import other_answers_to
+from services.api.costs.report import NO_COST
+from services.api.interface.costs import Costs, Counterfactual
+from shared.events.plans import Problem, Response, Solution, TaskChange, TaskProblem, Term, Trigger
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import (
     NodeCordoned,
     NodeDrained,
     NodeDraining,
@@ -20,8 +22,6 @@ from shared.events import (
     TaskCheckpointed,
     TaskFinished,
 )
-from shared.plans import Problem, Response, Solution, TaskChange, TaskProblem, Term, Trigger
-from shared.severities import ErrorKind, Method, Severity
 from tests.api.kit import PRICE, Story, cost_of, cost_report, other_answers, stage
 
 HOUR_S = 3600.0

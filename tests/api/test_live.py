@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 
 from services.api.gateway import Gateway
 from services.api.main import ROUTERS
-from shared.signals import HEARTBEATS, Heartbeat, WorkerStatus
+from shared.messages.signals import HEARTBEATS, Heartbeat, WorkerStatus
 from tests.api.kit import Story, client_of, offline_gateway
 
 

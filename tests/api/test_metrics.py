@@ -11,15 +11,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.api.feed import Feed
-from services.api.fold_metrics import FoldMetrics
-from services.api.store import Store
+from services.api.store.feed import Feed
+from services.api.store.fold_metrics import FoldMetrics
+from services.api.store.projection_store import Store
 from shared.errors import Unavailable
-from shared.events import ErrorDetected, TaskStopped, TaskSubmitted
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected, TaskStopped, TaskSubmitted
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.severities import ErrorKind, Method, Severity
-from shared.tokens import Scope
+from shared.service.tokens import Scope
 from tests.api.kit import START, Server, Story, bearer, client_of, offline_gateway, spec
 
 

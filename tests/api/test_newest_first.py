@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from shared.plans import TaskChange
+from shared.events.plans import TaskChange
 from tests.api.kit import Story, client_of, offline_gateway, stage
 
 TASKS = ("a", "b")

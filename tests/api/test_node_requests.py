@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from cli.incident_show import print_observations
+from cli.incidents.incident_show import print_observations
 from services.api import gateway
-from shared.agent_restart import AGENT_RESTART, AGENT_RESTART_REQUEST, AgentRestart, AgentRestartResult
-from shared.bus import Bus
+from shared.bus.connection import Bus
 from shared.errors import Conflict, NotFound, Unavailable
-from shared.events import (
+from shared.events.node_events import CheckResult
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import (
     ErrorDetected,
     Event,
     IncidentObserved,
@@ -25,10 +26,9 @@ from shared.events import (
     Observation,
 )
 from shared.log.log import EventLog
+from shared.messages.agent_restart import AGENT_RESTART, AGENT_RESTART_REQUEST, AgentRestart, AgentRestartResult
+from shared.messages.self_test import SELF_TEST, SELF_TEST_REQUEST, SelfTest, SelfTestResult
 from shared.model import utc_now
-from shared.node_events import CheckResult
-from shared.self_test import SELF_TEST, SELF_TEST_REQUEST, SelfTest, SelfTestResult
-from shared.severities import ErrorKind, Method, Severity
 from tests.api.kit import Server
 
 INCARNATION = "first"

@@ -8,9 +8,10 @@ from typing import Any
 from services.api import present
 from services.api.live import LiveState
 from services.api.projections.evolve import evolve
-from services.api.views import Views
+from services.api.views.documents import Views
 from services.planner.decide import DECIDER
-from shared.events import (
+from shared.events.plans import Response, TaskChange, Trigger
+from shared.events.union import (
     AnomalyObserved,
     Event,
     NodeJoined,
@@ -20,8 +21,7 @@ from shared.events import (
     TaskSubmitted,
     WorkerSlowed,
 )
-from shared.plans import Response, TaskChange, Trigger
-from shared.tasks import parse_spec
+from shared.tasks.specification import parse_spec
 from tests.agent.kit import SPEC, stage
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

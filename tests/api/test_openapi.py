@@ -8,8 +8,8 @@ from typing import Any
 from openapi_spec_validator import validate
 
 from services.api import openapi
+from services.api.http.problems import MEDIA_TYPE
 from services.api.main import application
-from services.api.problems import MEDIA_TYPE
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "openapi.json"
 

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 
-from services.api.problems import MEDIA_TYPE
-from shared.bus import Bus
+from services.api.http.problems import MEDIA_TYPE
+from shared.bus.connection import Bus
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.settings import Settings
+from shared.settings.model import Settings
 from tests.api.kit import Server, serving, spec_dict, until
 from tests.postgres import PostgresServer, find_binaries
 

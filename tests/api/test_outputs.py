@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from services.agent.output_limits import OutputLimits
-from services.api import logs
-from services.api.node_files import NodeFiles
-from shared.bus import Bus
-from shared.events import ErrorDetected, TaskStopped
+from services.agent.ranks.output_limits import OutputLimits
+from services.api.output import logs
+from services.api.output.node_files import NodeFiles
+from shared.bus.connection import Bus
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected, TaskStopped
 from shared.log.journal import Journal
-from shared.node_files import CHUNK_BYTES, FILES
-from shared.settings import Settings
-from shared.severities import ErrorKind, Method, Severity
+from shared.messages.node_files import CHUNK_BYTES, FILES
+from shared.settings.model import Settings
 from tests.api.kit import Server, Story, serving
 from tests.api.node_machines import NodeMachines, write_output
 

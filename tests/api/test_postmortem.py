@@ -20,13 +20,13 @@ from services.api.postmortem.gather import known, post_mortem
 from services.api.postmortem.injections import can_have_caused, slows_down
 from services.api.postmortem.model import PostMortem, Shortfall
 from services.api.postmortem.standing import headline, standing, todo
-from services.api.store import Store
-from services.api.tables import INCIDENTS
-from services.api.views import ClusterView, NodeState
+from services.api.store.projection_store import Store
+from services.api.store.tables import INCIDENTS
+from services.api.views.documents import ClusterView, NodeState
 from shared.errors import NotFound
-from shared.events import FaultInjected, PlanDecided, Recorded, StateMoved, TaskFailed
-from shared.plans import Response, TaskChange, Trigger
-from shared.severities import ErrorKind, Severity
+from shared.events.plans import Response, TaskChange, Trigger
+from shared.events.severities import ErrorKind, Severity
+from shared.events.union import FaultInjected, PlanDecided, Recorded, StateMoved, TaskFailed
 from tests.api.kit import START, Story, restart
 from tests.api.pages import ParsedPage, history
 from tests.logs.kit import GOLDEN, golden_log, read_rows

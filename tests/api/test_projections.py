@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from services.api.views import PlanState
-from shared.events import (
+from services.api.views.documents import PlanState
+from shared.events.plans import Problem, Response, Solution, TaskChange, Trigger
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import (
     NodeJoined,
     TaskCheckpointed,
     TaskCheckpointFailed,
@@ -12,9 +14,7 @@ from shared.events import (
     TaskStopped,
     TaskStopRequested,
 )
-from shared.plans import Problem, Response, Solution, TaskChange, Trigger
-from shared.severities import ErrorKind, Method, Severity
-from shared.tasks import TaskState
+from shared.tasks.specification import TaskState
 from tests.api.kit import Story, restart, stage
 
 

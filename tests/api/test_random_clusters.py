@@ -16,11 +16,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.api.ledger import CATEGORIES
+from services.api.costs.ledger import CATEGORIES
 from services.api.projections.evolve import evolve
-from services.api.views import ClusterView, Views
+from services.api.views.documents import ClusterView, Views
 from services.planner.decide import DECIDER
-from shared.events import (
+from shared.events.plans import Response, TaskChange, Trigger
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import (
     ErrorDetected,
     Event,
     NodeCordoned,
@@ -35,8 +37,6 @@ from shared.events import (
     TaskFinished,
     TaskSubmitted,
 )
-from shared.plans import Response, TaskChange, Trigger
-from shared.severities import ErrorKind, Method, Severity
 from tests.api.accounting import allocated_worker_s
 from tests.api.kit import START, cost_report, spec, stage
 

@@ -17,14 +17,14 @@ import pytest
 
 from services.api.main import projections_url
 from services.api.routers.health import SERVICES
-from services.api.store import Store
-from shared.bus import Bus
-from shared.events import NodeJoined, TaskStopped
+from services.api.store.projection_store import Store
+from shared.bus.connection import Bus
+from shared.events.union import NodeJoined, TaskStopped
 from shared.log.journal import Journal
+from shared.messages.signals import HEARTBEATS, Heartbeat, WorkerStatus
 from shared.model import utc_now
-from shared.service import HEALTH
-from shared.settings import Settings
-from shared.signals import HEARTBEATS, Heartbeat, WorkerStatus
+from shared.service.frame import HEALTH
+from shared.settings.model import Settings
 from tests.api.kit import Server, Story, serving, until
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00")

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.api import results
-from services.api.node_files import OwnFiles
-from services.api.results import RangeNotSatisfiable, ResultFile, read_result, wanted_range
-from shared import task_folders
+from services.api.output import results
+from services.api.output.node_files import OwnFiles
+from services.api.output.results import RangeNotSatisfiable, ResultFile, read_result, wanted_range
 from shared.errors import Corrupt, Unavailable
-from shared.events import ErrorDetected, TaskFinished
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected, TaskFinished
+from shared.messages import task_folders
+from shared.messages.node_files import CHUNK_BYTES, DescribeResult, FilesReply
+from shared.messages.task_folders import TaskFilesRequest
 from shared.model import utc_now
-from shared.node_files import CHUNK_BYTES, DescribeResult, FilesReply
-from shared.severities import ErrorKind, Method, Severity
-from shared.task_folders import TaskFilesRequest
 from tests.api.kit import Server
 from tests.api.node_machines import NodeMachines
 from tests.api.test_tasks import refused

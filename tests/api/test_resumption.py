@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from services.api.resumption import CHANGEABLE, resumed
-from services.api.views import TaskView
+from services.api.submission.resumption import CHANGEABLE, resumed
+from services.api.views.documents import TaskView
 from shared.errors import InvalidInput
-from shared.tasks import TaskSpec, TaskState
+from shared.tasks.specification import TaskSpec, TaskState
 from tests.api.kit import spec
 
 

@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.api.observed_views import SlowdownView
 from services.api.postmortem import page
 from services.api.postmortem.slow import known_slowdown, slow_post_mortem
 from services.api.postmortem.slow_cost import Pace, cost
 from services.api.postmortem.slow_course import Outcome, time_of_step
 from services.api.postmortem.slow_model import SlowWorkerPostMortem
-from services.api.tables import SLOWDOWNS
-from services.api.views import ClusterView
-from shared.bus import Bus
-from shared.events import PlanDecided, StateMoved, WorkerSlowed
+from services.api.store.tables import SLOWDOWNS
+from services.api.views.documents import ClusterView
+from services.api.views.observed_views import SlowdownView
+from shared.bus.connection import Bus
+from shared.events.union import PlanDecided, StateMoved, WorkerSlowed
 from shared.log.journal import Journal
-from shared.settings import Settings
+from shared.settings.model import Settings
 from tests.api.kit import serving
 from tests.api.pages import ParsedPage, history
 from tests.api.test_observed import NOW, History

@@ -12,10 +12,10 @@ import pytest
 from sqlalchemy import Connection, select, text
 from sqlmodel import Session, create_engine
 
-from services.api.store import Store
-from services.api.tables import ATTEMPTS, INCIDENTS, NODES, PLANS, TASKS, Kind, PositionRow, Tables
-from services.api.views import PlanState
-from shared.events import IncidentNoted, Recorded, TaskChanged, TaskStopped
+from services.api.store.projection_store import Store
+from services.api.store.tables import ATTEMPTS, INCIDENTS, NODES, PLANS, TASKS, Kind, PositionRow, Tables
+from services.api.views.documents import PlanState
+from shared.events.union import IncidentNoted, Recorded, TaskChanged, TaskStopped
 from shared.log.log import EventLog
 from shared.model import Model
 from tests.api.kit import Story

@@ -8,14 +8,14 @@ from typing import Any
 import httpx
 import pytest
 
-from services.agent import task_inputs
-from services.api import submitted_inputs
-from services.api.problems import MOST_ECHOED
-from shared.bus import Bus
-from shared.events import ErrorDetected
+from services.agent.files import task_inputs
+from services.api.http.problems import MOST_ECHOED
+from services.api.submission import submitted_inputs
+from shared.bus.connection import Bus
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected
+from shared.messages.node_files import FILES
 from shared.model import utc_now
-from shared.node_files import FILES
-from shared.severities import ErrorKind, Method, Severity
 from tests.api.kit import Server
 from tests.api.node_machines import NodeMachines
 from tests.api.test_tasks import refused

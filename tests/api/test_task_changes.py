@@ -8,8 +8,16 @@ from typing import Any
 import httpx
 import pytest
 
-from shared.events import TaskChanged, TaskDeleted, TaskFailed, TaskFinished, TaskProgressed, TaskStopped, TaskSubmitted
-from shared.tokens import Scope
+from shared.events.union import (
+    TaskChanged,
+    TaskDeleted,
+    TaskFailed,
+    TaskFinished,
+    TaskProgressed,
+    TaskStopped,
+    TaskSubmitted,
+)
+from shared.service.tokens import Scope
 from tests.api.kit import Server
 from tests.api.test_tasks import refused
 

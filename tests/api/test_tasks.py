@@ -11,8 +11,8 @@ import yaml
 
 from services.api.gateway import with_place
 from shared.errors import InvalidInput
-from shared.events import TaskFailed, TaskFinished, TaskStopped, TaskStopRequested, TaskSubmitted
-from shared.tasks import MAX_SPEC_BYTES, parse_spec
+from shared.events.union import TaskFailed, TaskFinished, TaskStopped, TaskStopRequested, TaskSubmitted
+from shared.tasks.specification import MAX_SPEC_BYTES, parse_spec
 from tests.api.kit import Server, spec_dict, until
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from shared.plans import TaskChange
+from shared.events.plans import TaskChange
 from tests.api.kit import Server, Story, client_of, offline_gateway, stage
 
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.api.cost_models import WafHistory
+from services.api.costs.service_levels import achieved_flop, healthy_flop
+from services.api.costs.span_claims import Window
 from services.api.gateway import Gateway
+from services.api.interface.costs import WafHistory
 from services.api.live import LiveState, LiveTask
-from services.api.service_levels import achieved_flop, healthy_flop
-from services.api.span_claims import Window
-from services.api.store import Store
-from services.api.views import Views
+from services.api.store.projection_store import Store
+from services.api.views.documents import Views
 from services.api.waf_history import waf_history
 from tests.api.kit import START, Story, client_of, offline_gateway
 from tests.api.test_ledger import ALL, lose_n1, solution

@@ -19,18 +19,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from services.api import webhook
-from services.api.webhook import read_secret
-from shared.bus import Bus
+from services.api.notices import webhook
+from services.api.notices.webhook import read_secret
+from shared.bus.connection import Bus
 from shared.errors import InvalidInput
-from shared.events import ErrorDetected, PlanDecided, TaskCheckpointFailed, TaskFailed, TaskSubmitted
-from shared.http_server import HttpServer, listen
+from shared.events.plans import Response as PlanResponse
+from shared.events.plans import Trigger
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected, PlanDecided, TaskCheckpointFailed, TaskFailed, TaskSubmitted
 from shared.log.journal import Journal
 from shared.model import utc_now
-from shared.plans import Response as PlanResponse
-from shared.plans import Trigger
-from shared.settings import Settings
-from shared.severities import ErrorKind, Method, Severity
+from shared.service.http_server import HttpServer, listen
+from shared.settings.model import Settings
 from tests.api.kit import Server, serving, spec
 
 KEY = b"0123456789abcdef0123456789abcdef"

@@ -10,15 +10,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.api import present
-from services.api.fold_metrics import FoldMetrics
-from services.api.incident_parts import LEAST_LATE_S, REMEMBERED, median_s, stuck_s, with_duration
 from services.api.live import LiveState
 from services.api.postmortem import page
 from services.api.postmortem.gather import known, post_mortem
 from services.api.postmortem.model import PostMortem
-from services.api.store import Store
-from shared.bus import Bus
-from shared.events import (
+from services.api.store.fold_metrics import FoldMetrics
+from services.api.store.projection_store import Store
+from services.api.views.incident_parts import LEAST_LATE_S, REMEMBERED, median_s, stuck_s, with_duration
+from shared.bus.connection import Bus
+from shared.events.plans import Response, TaskChange, Trigger
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import (
     ErrorDetected,
     PlanDecided,
     TaskCheckpointed,
@@ -27,10 +29,8 @@ from shared.events import (
     TaskFinished,
     TaskStopRequested,
 )
-from shared.plans import Response, TaskChange, Trigger
-from shared.service import HEALTH, Health
-from shared.severities import ErrorKind, Method, Severity
-from shared.signals import Heartbeat, WorkerStatus
+from shared.messages.signals import Heartbeat, WorkerStatus
+from shared.service.frame import HEALTH, Health
 from tests.api.kit import Server, Story, cost_report, restart, stage
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from services.api.postmortem import sentences
 from services.api.postmortem.counts import count_reasons, unused
 from services.api.postmortem.replanning import replanned
+from shared.events.plans import Problem, TaskProblem
 from shared.planning.solver import solve_with_alternatives
-from shared.plans import Problem, TaskProblem
 
 
 def task(name: str, rates: dict[int, float], **changes: Any) -> TaskProblem:

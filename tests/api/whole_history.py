@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shared.events import (
+from shared.archive.backup import back_up
+from shared.events.plans import TaskChange
+from shared.events.union import (
     AnomalyObserved,
     FaultInjected,
     IncidentAcknowledged,
@@ -26,8 +28,6 @@ from shared.events import (
     TaskStopRequested,
     WorkerSlowed,
 )
-from shared.log.backup import back_up
-from shared.plans import TaskChange
 from tests.api.kit import Story, stage
 
 DAY_S = 86_400.0

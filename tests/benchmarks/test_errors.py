@@ -23,7 +23,7 @@ from benchmarks import chaos, embedded, endurance, main_job, recovery
 from benchmarks.peers import systems
 from benchmarks.ranks import RankFailed, run_ranks
 from benchmarks.report import FAILED, Report, run
-from cli.stack import Stack
+from cli.stack.stack import Stack
 
 PROBLEM = {
     "type": "urn:unicron:internal",

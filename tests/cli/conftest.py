@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from shared.bus import Bus
+from shared.bus.connection import Bus
 from shared.log.journal import Journal
-from shared.settings import Settings
+from shared.settings.model import Settings
 from tests.api.kit import Server, Story, serving
 from tests.api.node_machines import NodeMachines, node_machines
 

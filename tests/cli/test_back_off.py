@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from shared.events import ErrorDetected, PlanDecided, TaskResumeRequested
-from shared.plans import Response, Trigger
-from shared.severities import ErrorKind, Method, Severity
+from shared.events.plans import Response, Trigger
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected, PlanDecided, TaskResumeRequested
 from tests.api.kit import Server, restart
 from tests.cli.conftest import Unicron
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from cli.change import merge_patch
+from cli.tasks.change import merge_patch
 from shared.errors import InvalidInput
-from shared.events import TaskStopped
+from shared.events.union import TaskStopped
 from tests.api.kit import Server
 from tests.cli.conftest import Unicron, call_unicron
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.child import Child
+from cli.stack.child import Child
 from shared.errors import Conflict, InvalidInput
 from tests.agent.recorded_nvml import COMPILER, RecordedNvml
 from tests.nats_server import OpenServer

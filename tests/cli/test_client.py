@@ -15,16 +15,16 @@ import httpx
 import pytest
 import yaml
 
-from services.api.models import EventRecord, Incident, Stopping, Task
-from shared import tasks
+from services.api.interface.models import EventRecord, Incident, Stopping, Task
 from shared.errors import AnswerLost, Conflict, InvalidInput, NotFound, Unauthenticated, Unavailable, Undecodable
-from shared.events import TaskFailed, TaskFinished
-from shared.tasks import TaskSpec, TaskState, parse_spec
+from shared.events.union import TaskFailed, TaskFinished
+from shared.tasks import specification
+from shared.tasks.specification import TaskSpec, TaskState, parse_spec
 from tests.api.kit import Server, until
 from tests.api.node_machines import NodeMachines, write_output
 from tests.cli.conftest import Unicron
-from unicron.client import Client, TimedOut
-from unicron.client.resources import ENDED, MissingOutput, OutputLine, typed
+from unicron_client import Client, TimedOut
+from unicron_client.resources import ENDED, MissingOutput, OutputLine, typed
 
 T = TypeVar("T")
 
@@ -169,7 +169,7 @@ async def test_waiting_ends_with_the_state_the_end_or_the_limit(api: Server) -> 
     assert (await ask(api, lambda client: client.wait("b"))).reason == "it is broken"
     with pytest.raises(Conflict, match="has ended: failed, it is broken"):
         await ask(api, lambda client: client.wait("b", {"running"}))
-    assert {state.value for state in tasks.ENDED} == ENDED
+    assert {state.value for state in specification.ENDED} == ENDED
 
 
 async def test_what_a_healed_cluster_has(healed: Server, machines: NodeMachines) -> None:

@@ -8,16 +8,16 @@ from datetime import timedelta
 
 import pytest
 
-from services.api.models import Incident, Node, PlanDetail, PlanSummary, Task
-from shared.bus import Bus
+from services.api.interface.models import Incident, Node, PlanDetail, PlanSummary, Task
+from shared.bus.connection import Bus
 from shared.errors import Conflict, InvalidInput, NotFound
-from shared.events import TaskStopped, TaskStopRequested
-from shared.self_test import SELF_TEST, SelfTestResult
+from shared.events.union import TaskStopped, TaskStopRequested
+from shared.messages.self_test import SELF_TEST, SelfTestResult
 from tests.api.kit import START, Server
 from tests.cli.test_client import ask
-from unicron.client import Client
-from unicron.client.connection import Connection
-from unicron.client.output import OutputLine
+from unicron_client import Client
+from unicron_client.connection import Connection
+from unicron_client.output import OutputLine
 
 
 async def test_a_task_is_changed_killed_deleted_and_resumed(api: Server) -> None:

@@ -17,8 +17,8 @@ import httpx
 import psutil
 import pytest
 
-from cli.children import SERVICES
-from cli.control_plane import metrics_address
+from cli.stack.children import SERVICES
+from cli.stack.control_plane import metrics_address
 from tests.e2e.kit import processes_of
 from tests.nats_server import OpenServer
 from tests.versions.test_log import joined, newer_log

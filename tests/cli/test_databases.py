@@ -14,16 +14,16 @@ import httpx
 import pytest
 
 from services.api import main, openapi
-from shared.agent_restart import AGENT_RESTART, AgentRestartResult
-from shared.bus import Bus
-from shared.events import NodeAdopted, StateMoved
-from shared.injection import FAULTS, FaultResult
+from shared.archive.restoration import restore
+from shared.bus.connection import Bus
+from shared.events.union import NodeAdopted, StateMoved
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.log.restoration import restore
-from shared.self_test import SELF_TEST, SelfTestResult
-from shared.settings import Settings
-from shared.tasks import TaskState
+from shared.messages.agent_restart import AGENT_RESTART, AgentRestartResult
+from shared.messages.injection import FAULTS, FaultResult
+from shared.messages.self_test import SELF_TEST, SelfTestResult
+from shared.settings.model import Settings
+from shared.tasks.specification import TaskState
 from tests.api.kit import START, Server, serving
 from tests.api.node_machines import NodeMachines, write_output
 from tests.api.whole_history import DAY_S, whole_history

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cli.demo import fresh_directory
-from cli.demo_postmortem import shown, write_pages
-from cli.demo_reference import compare
-from cli.demo_report import Check, Report, print_postmortems
-from cli.demo_run import command, demo_specs
-from cli.run_directory import DEMO_MARKER, RunDirectory
+from cli.demo.postmortem import shown, write_pages
+from cli.demo.reference import compare
+from cli.demo.report import Check, Report, print_postmortems
+from cli.demo.run import command, demo_specs
+from cli.demo.verb import fresh_directory
+from cli.stack.run_directory import DEMO_MARKER, RunDirectory
 from shared.errors import Conflict
-from shared.tasks import parse_spec
+from shared.tasks.specification import parse_spec
 from tests.api.kit import Server
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from cli.demo_straggler import found
+from cli.demo.straggler import found
 
 START = datetime(2025, 3, 1, tzinfo=UTC)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.demo_run import NODES, WORKERS_PER_NODE
-from cli.devices import Device, Division, divide, found
-from cli.stack import Stack
-from services.agent.hardware import Devices
+from cli.demo.run import NODES, WORKERS_PER_NODE
+from cli.stack.devices import Device, Division, divide, found
+from cli.stack.stack import Stack
+from services.agent.machine.hardware import Devices
 from shared.errors import NoDevice
 from tests.agent.recorded_nvml import COMPILER, RecordedNvml
 

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from cli.doctor_checks import STATE_COPIES, Finding, Verdict, findings
-from cli.doctor_facts import DeviceFacts, Devices, Facts, Nats, Peer, Storage
-from cli.doctor_measuring import measure
-from cli.doctor_peers import Listener
-from cli.doctor_peers import measure as measure_peer
+from cli.doctor.between_nodes import Listener
+from cli.doctor.between_nodes import measure as measure_peer
+from cli.doctor.checks import STATE_COPIES, Finding, Verdict, findings
+from cli.doctor.facts import DeviceFacts, Devices, Facts, Nats, Peer, Storage
+from cli.doctor.measuring import measure
+from shared.bus.identities import node_identity
 from shared.errors import InvalidInput
-from shared.identities import node_identity
-from shared.nats_server import NatsServer
-from shared.settings import Settings, read_settings
+from shared.server.nats_server import NatsServer
+from shared.settings.model import Settings, read_settings
 from tests.agent.recorded_nvml import COMPILER, RecordedNvml
 from tests.cli.conftest import Outcome, end
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.doctor_shared_memory import clearers
+from cli.doctor.shared_memory import clearers
 
 
 def found(root: Path, *, place: str = "/dev/shm", uid: int = 1000) -> list[str]:

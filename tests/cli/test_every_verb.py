@@ -17,18 +17,18 @@ from typing import Any
 
 import pytest
 
-from cli.doctor_facts import Facts, Nats
+from cli.doctor.facts import Facts, Nats
 from cli.main import VERBS, load, main
-from shared import tokens
-from shared.agent_restart import AGENT_RESTART, AgentRestartResult
-from shared.bus import Bus
-from shared.events import NodeAdopted, TaskStopped
-from shared.injection import FAULTS, FaultResult
+from shared.bus.connection import Bus
+from shared.events.union import NodeAdopted, TaskStopped
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.self_test import SELF_TEST, SelfTestResult
-from shared.settings import Settings
-from shared.tokens import Scope
+from shared.messages.agent_restart import AGENT_RESTART, AgentRestartResult
+from shared.messages.injection import FAULTS, FaultResult
+from shared.messages.self_test import SELF_TEST, SelfTestResult
+from shared.service import tokens
+from shared.service.tokens import Scope
+from shared.settings.model import Settings
 from tests.api.kit import START, Server, Story, serving, until
 from tests.cli import test_slow_workers, test_widths
 from tests.cli.conftest import Outcome, call_unicron
@@ -160,8 +160,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     async def measure(*_: object) -> Facts:
         return Facts.model_validate(facts)
 
-    monkeypatch.setattr("cli.doctor_measuring.measure", measure)
-    monkeypatch.setattr("cli.simulate.time", clock_of(steps_s=1.25))
+    monkeypatch.setattr("cli.doctor.measuring.measure", measure)
+    monkeypatch.setattr("cli.planning.simulate.time", clock_of(steps_s=1.25))
     monkeypatch.setattr("shared.planning.standalone.time", clock_of(steps_s=0.025))
     monkeypatch.chdir(tmp_path)
     for name, scope in (("alice", Scope.SUBMIT), ("a" * 63, Scope.OPERATE)):
@@ -197,7 +197,7 @@ async def operated(
     story.log.close()
     token = tokens.add(settings.token_file, "alice", Scope.OPERATE, START)
     monkeypatch.setenv("UNICRON_TOKEN", token)  # who acts is in some outputs: not the user of this machine
-    monkeypatch.setattr("cli.agent.time", clock_of(steps_s=1.25))
+    monkeypatch.setattr("cli.nodes.agent.time", clock_of(steps_s=1.25))
     monkeypatch.chdir(tmp_path)
     write_spec(tmp_path / "mine", name="second")
     changed = settings.model_copy(update={"fault_injection": True})

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from cli import export_tables
-from cli.export_files import write_csv, write_parquet
-from cli.export_tables import Column, Value
+from cli.records import export_tables
+from cli.records.export_files import write_csv, write_parquet
+from cli.records.export_tables import Column, Value
 from shared.errors import InvalidInput
 from tests.api.kit import Server
 from tests.cli.conftest import call_unicron

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cli import incident_evidence
+from cli.incidents import incident_evidence
 
 HANG = {
     "stalled_s": 3.04,

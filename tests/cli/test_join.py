@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cli.join import MODULE, agent_environment
 from cli.main import main
-from services.agent import hardware
-from shared import credentials
+from cli.nodes.join import MODULE, agent_environment
+from services.agent.machine import hardware
+from shared.bus import credentials
 from shared.errors import InvalidInput
-from shared.key_directory import KeyDirectory
-from shared.settings import read_settings
+from shared.server.key_directory import KeyDirectory
+from shared.settings.model import read_settings
 from tests.nats_server import OpenServer
 
 pytestmark = pytest.mark.timeout(120)

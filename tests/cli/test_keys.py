@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from shared import credentials
-from shared.bus import Bus
+from shared.bus import credentials
+from shared.bus.connection import Bus
 from shared.errors import AccessDenied
-from shared.nats_server import NatsServer
-from shared.signals import HEARTBEATS
+from shared.messages.signals import HEARTBEATS
+from shared.server.nats_server import NatsServer
 
 LIMIT_S = 40.0
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from shared.events import TaskStopped, TaskStopRequested
+from shared.events.union import TaskStopped, TaskStopRequested
 from tests.api.kit import Server, until
 from tests.cli.conftest import Outcome, Unicron
 

@@ -7,10 +7,17 @@ from collections.abc import AsyncIterator, Collection
 
 import pytest
 
-from shared.bus import Bus
-from shared.limits_in_force import LIMITS, LIMITS_REQUEST, HangLimitInForce, LimitsReply, NodeLimits, TaskLimits
+from shared.bus.connection import Bus
 from shared.log.journal import Journal
-from shared.settings import Settings
+from shared.messages.limits_in_force import (
+    LIMITS,
+    LIMITS_REQUEST,
+    HangLimitInForce,
+    LimitsReply,
+    NodeLimits,
+    TaskLimits,
+)
+from shared.settings.model import Settings
 from tests.api.kit import Server, Story, serving
 from tests.cli.conftest import call_unicron
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cli.notable import notable
+from cli.tasks.notable import notable
 
 
 def test_slow_workers_and_anomalies_in_words() -> None:

@@ -12,8 +12,8 @@ from contextlib import redirect_stderr
 import pytest
 
 from cli import progress
-from cli.remaining_time import duration, remaining_s
-from cli.task_progress import words
+from cli.tasks.remaining_time import duration, remaining_s
+from cli.tasks.task_progress import words
 
 
 @pytest.mark.parametrize(

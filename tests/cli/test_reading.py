@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from cli.options import moment
 from services.planner.decide import DECIDER
 from shared.errors import InvalidInput, TimedOut
-from shared.events import ErrorDetected, PlanDecided, TaskFinished, TaskProgressed, TaskStopped
-from shared.output_times import line_of
-from shared.plans import Response, Trigger
-from shared.severities import ErrorKind, Method, Severity
+from shared.events.plans import Response, Trigger
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected, PlanDecided, TaskFinished, TaskProgressed, TaskStopped
+from shared.machine.output_times import line_of
 from tests.api.kit import START, Server
 from tests.cli.conftest import call_unicron, end, start_unicron
-from unicron.client import Client
-from unicron.client.output import last_lines, matching
+from unicron_client import Client
+from unicron_client.output import last_lines, matching
 
 
 async def positions(server: str, *arguments: str) -> list[int]:

@@ -10,8 +10,8 @@ import typer
 from sqlalchemy.engine import make_url
 from typer.testing import CliRunner, Result
 
-from cli.replay import replay
-from services.planner.replay import Replayer
+from cli.records.replay import replay
+from services.planner.replay.replay import Replayer
 from shared.errors import AccessDenied, InvalidInput, Unavailable
 from shared.log.log import EventLog
 from tests.logs.kit import golden_log, read_rows, restore

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from cli.main import main
-from cli.simulate import command_line
-from services.api.ledger import CATEGORIES
+from cli.planning.simulate import command_line
+from services.api.costs.ledger import CATEGORIES
 from simulator.policies import POLICIES
 from simulator.report.summary import ORACLE
 from tests.cli.conftest import Outcome

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shared.bus import Bus
+from shared.bus.connection import Bus
 from shared.log.journal import Journal
-from shared.settings import Settings
+from shared.settings.model import Settings
 from tests.api.kit import Server, serving
 from tests.api.test_slow_workers import SLOW
 from tests.cli.conftest import call_unicron

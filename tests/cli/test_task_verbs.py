@@ -14,13 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from shared.events import (
-    TaskFailed,
-    TaskFinished,
-    TaskStopped,
-    TaskStopRefused,
-    TaskStopRequested,
-)
+from shared.events.union import TaskFailed, TaskFinished, TaskStopped, TaskStopRefused, TaskStopRequested
 from tests.api.kit import Server, spec_dict, until
 from tests.api.node_machines import NodeMachines
 from tests.cli.conftest import NOWHERE, Unicron, call_unicron

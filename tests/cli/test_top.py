@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.top_frame import frame
-from cli.top_look import Look
+from cli.glance.top_frame import frame
+from cli.glance.top_look import Look
 from tests.api.kit import Server
 from tests.cli.conftest import call_unicron
 

@@ -10,19 +10,16 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from cli.events import line, records
-from shared.agent_restart import AGENT_RESTART, AgentRestartResult
-from shared.bus import Bus
+from cli.records.events import line, records
+from shared.bus.connection import Bus
 from shared.errors import FaultsDisabled, InvalidInput, Unavailable
-from shared.events import (
-    NodeAdopted,
-    NodeDrained,
-)
-from shared.injection import FAULTS, FaultResult
+from shared.events.union import NodeAdopted, NodeDrained
 from shared.log.journal import Journal
-from shared.self_test import SELF_TEST, SelfTestResult
-from shared.settings import Settings
-from shared.signals import HEARTBEATS, DeviceReading, DeviceStatus
+from shared.messages.agent_restart import AGENT_RESTART, AgentRestartResult
+from shared.messages.injection import FAULTS, FaultResult
+from shared.messages.self_test import SELF_TEST, SelfTestResult
+from shared.messages.signals import HEARTBEATS, DeviceReading, DeviceStatus
+from shared.settings.model import Settings
 from tests.api.kit import Server, Story, serving, until
 from tests.cli.conftest import NOWHERE, Unicron, call_unicron, end, start_unicron
 from tests.versions.kit import heartbeat

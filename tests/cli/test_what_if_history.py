@@ -18,10 +18,10 @@ import pytest
 from pydantic import BaseModel
 
 from cli.main import main
-from simulator.history_totals import Difference, TaskTotals, Totals
-from simulator.what_if import HistoryComparison
-from simulator.what_if_changes import KEYS
-from simulator.what_if_notes import Parameter
+from simulator.what_if.changes import KEYS
+from simulator.what_if.history_totals import Difference, TaskTotals, Totals
+from simulator.what_if.notes import Parameter
+from simulator.what_if.simulation import HistoryComparison
 from tests.cli.conftest import Outcome
 from tests.logs.kit import golden_log
 

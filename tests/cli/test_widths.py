@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cli.main import VERBS as VERBS_OF_THE_COMMAND
 from cli.main import load, main
 from cli.output import _print_columns, _print_folded, distinct_beginnings, number, print_table, too_wide
-from shared.bus import Bus
+from shared.bus.connection import Bus
 from tests.api.kit import START, Server
 from tests.cli.conftest import call_unicron
 from tests.cli.golden_outputs import COLUMNS, compare

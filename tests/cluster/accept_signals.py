@@ -14,8 +14,8 @@ from pathlib import Path
 import nats
 from nats.aio.msg import Msg
 
-from shared import credentials
-from shared.signals import ACCEPTED, SIGNAL, SIGNALS
+from shared.bus import credentials
+from shared.messages.signals import ACCEPTED, SIGNAL, SIGNALS
 
 
 async def accept(url: str, credential: str) -> None:

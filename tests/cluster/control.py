@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 import httpx
 
-from cli.children import SERVICES
-from shared.identities import node_identity
-from shared.key_directory import KeyDirectory
+from cli.stack.children import SERVICES
+from shared.bus.identities import node_identity
 from shared.log.log import EventLog
 from shared.log.relay import STREAM
-from shared.nats_server import find_binary
+from shared.server.key_directory import KeyDirectory
+from shared.server.nats_server import find_binary
 from tests.cluster import relay
 from tests.cluster.holder import DISK
 from tests.cluster.machine import POLL_S, Machine, MachineFailed, Process

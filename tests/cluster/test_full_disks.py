@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shared.errors import Unavailable
-from shared.events import Event, NodeCordoned, NodeReturned
+from shared.events.union import Event, NodeCordoned, NodeReturned
 from shared.log.log import EventLog
 from shared.model import utc_now
 from tests.cluster.ballast import full

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.children import SERVICES
-from shared.events import ErrorDetected
+from cli.stack.children import SERVICES
+from shared.events.union import ErrorDetected
 from tests.cluster.bed import Bed
 from tests.cluster.control import until
 from tests.cluster.training import training

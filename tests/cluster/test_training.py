@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.children import SERVICES
+from cli.stack.children import SERVICES
 from shared.errors import NameInUse
 from tests.cluster.bed import Bed
 from tests.cluster.control import START_S

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cli.demo_report import TOLERANCE, compare_parameters
-from services.agent.rank_users import NEEDED
+from cli.demo.report import TOLERANCE, compare_parameters
+from services.agent.files.rank_users import NEEDED
 from tests.containers import images
 from tests.containers.compose import Project, waves
 from tests.containers.page import Page

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.demo_report import TOLERANCE, compare_parameters
-from services.agent.rank_users import NEEDED
-from shared.key_directory import KeyDirectory
+from cli.demo.report import TOLERANCE, compare_parameters
+from services.agent.files.rank_users import NEEDED
+from shared.server.key_directory import KeyDirectory
 from tests import manifests
 from tests.containers.compose import PREFIX, left, remove
 from tests.containers.kubelet import Cluster, Pod, Record

@@ -10,10 +10,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.detector.main import DetectorService
-from shared.bus import Bus
-from shared.events import Event
+from shared.bus.connection import Bus
+from shared.events.union import Event
 from shared.log.journal import Journal
-from shared.settings import Settings
+from shared.settings.model import Settings
 from tests.agent.conftest import agent, driver, inherited
 from tests.agent.kit import WAIT_S
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.plans import Response, TaskChange
+from shared.events.plans import Response, TaskChange
 from tests.agent.kit import stage
 from tests.detector.kit import Cluster, plan
 

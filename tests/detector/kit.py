@@ -8,15 +8,23 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from services.detector.decide import DetectorLimits, Monitor
-from services.detector.leftovers import Clean
-from services.detector.return_state import SelfTestQuestion
-from services.detector.stalls import StallLimits
+from services.detector.nodes.leftovers import Clean
+from services.detector.state.stalls import StallLimits
+from services.detector.state.unlogged import SelfTestQuestion
 from services.planner.decide import DECIDER
-from shared.departure import Departure
-from shared.events import ErrorDetected, Event, PlanDecided, StateMoved, TaskProgressed, TaskSubmitted
-from shared.plans import Layout, Response, TaskChange, Trigger
-from shared.signals import Heartbeat, ProcessExited, RankCheckpointed, RankFinished, RankRaised, Signal, WorkerStatus
-from shared.tasks import parse_spec
+from shared.events.plans import Layout, Response, TaskChange, Trigger
+from shared.events.union import ErrorDetected, Event, PlanDecided, StateMoved, TaskProgressed, TaskSubmitted
+from shared.messages.departure import Departure
+from shared.messages.signals import (
+    Heartbeat,
+    ProcessExited,
+    RankCheckpointed,
+    RankFinished,
+    RankRaised,
+    Signal,
+    WorkerStatus,
+)
+from shared.tasks.specification import parse_spec
 from tests.agent.kit import SPEC, stage
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

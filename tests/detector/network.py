@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.detector.decision import Decision
-from services.detector.pairs import pair
-from services.detector.probing import ProbeQuestion
-from services.detector.return_state import SelfTestQuestion
-from shared.events import TaskProgressed
-from shared.node_events import CheckResult
-from shared.probes import Outcome
-from shared.self_test import SelfTestResult
+from services.detector.answers.decision import Decision
+from services.detector.nodes.probing import ProbeQuestion
+from services.detector.state.pairs import pair
+from services.detector.state.unlogged import SelfTestQuestion
+from shared.events.node_events import CheckResult
+from shared.events.union import TaskProgressed
+from shared.messages.probes import Outcome
+from shared.messages.self_test import SelfTestResult
 from tests.detector.kit import Cluster, at
 
 STEP_S = 0.25

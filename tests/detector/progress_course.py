@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from services.detector import progress, status_events
-from shared.events import TaskProgressed
+from services.detector.answers import status_events
+from services.detector.progress import recording
+from shared.events.union import TaskProgressed
 from tests.detector.kit import START, Cluster
 
 INTERVAL_S = 5.0
@@ -48,7 +49,7 @@ def summaries(course: Course, *, every_step: bool = False) -> list[TaskProgresse
         task.durations_s.append(duration_s)
         if every_step and number > 1:
             events.append(status_events.task_progressed(task, None, now))
-        elif not every_step and progress.is_due(task, number, INTERVAL_S, now):
+        elif not every_step and recording.is_due(task, number, INTERVAL_S, now):
             event = status_events.task_progressed(task, None, now)
             cluster.monitor.fold(event)
             events.append(event)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from services.detector.absences import ABSENT_S
-from shared.events import ErrorDetected
-from shared.plans import TaskChange
-from shared.severities import ErrorKind, Method, Severity
-from shared.signals import Heartbeat, WorkerStatus
+from services.detector.incidents.absences import ABSENT_S
+from shared.events.plans import TaskChange
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected
+from shared.messages.signals import Heartbeat, WorkerStatus
 from tests.agent.kit import stage
 from tests.detector.kit import Cluster, at, complete, only_error, plan, restart_plan
 

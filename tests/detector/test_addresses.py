@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from shared.bus import Bus
-from shared.events import NodeJoined
-from shared.joining import credential_of
+from shared.bus.connection import Bus
+from shared.events.union import NodeJoined
 from shared.log.journal import Journal
-from shared.settings import Settings
-from shared.signals import HEARTBEATS, Heartbeat
+from shared.messages.signals import HEARTBEATS, Heartbeat
+from shared.service.joining import credential_of
+from shared.settings.model import Settings
 from tests.agent.kit import WAIT_S
 from tests.agent.machines import HUB, Network, OpenNats, network
 from tests.agent.program import Program, running

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from services.detector.admission import Ask, Liveness
+from services.detector.answers.admission import Ask, Liveness
+from services.detector.answers.decision import Revoke
 from services.detector.decide import Monitor
-from services.detector.decision import Revoke
-from shared.admission import Answer, Hello
-from shared.departure import Departure
-from shared.events import ErrorDetected, NodeJoined, TaskCheckpointed
-from shared.probes import Outcome
-from shared.signals import Heartbeat, WorkerStatus
+from shared.events.union import ErrorDetected, NodeJoined, TaskCheckpointed
+from shared.messages.admission import Answer, Hello
+from shared.messages.departure import Departure
+from shared.messages.probes import Outcome
+from shared.messages.signals import Heartbeat, WorkerStatus
 from tests.detector.kit import LIMITS, Cluster, at
 
 HERE, THERE = "boot/1", "boot/2"

@@ -6,13 +6,13 @@ from datetime import timedelta
 
 import pytest
 
-from services.detector.admission import Liveness
+from services.detector.answers.admission import Liveness
 from services.detector.evolve import evolve
-from services.detector.state import DetectorState
-from shared.admission import Answer, Hello
-from shared.events import ErrorDetected, Event, NodeAdopted, NodeJoined, NodeLeft
-from shared.severities import ErrorKind
-from shared.signals import RECONNECT_GRACE_S
+from services.detector.state.cluster import DetectorState
+from shared.events.severities import ErrorKind
+from shared.events.union import ErrorDetected, Event, NodeAdopted, NodeJoined, NodeLeft
+from shared.messages.admission import Answer, Hello
+from shared.messages.signals import RECONNECT_GRACE_S
 from tests.detector.kit import START, Cluster, at
 
 

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.detector import regressions
-from services.detector.loss_spikes import LossWindow, Spike
-from services.detector.probing import ProbeQuestion
-from services.detector.regressions import TaskRates
-from services.detector.slow_links import PERIOD_S, RoundTrips
-from shared.events import AnomalyObserved
-from shared.plans import Layout, TaskChange
-from shared.probes import Outcome, ProbeTarget
-from shared.signals import StepReport
+from services.detector.nodes.probing import ProbeQuestion
+from services.detector.state import regressions
+from services.detector.state.loss_spikes import LossWindow, Spike
+from services.detector.state.regressions import TaskRates
+from services.detector.state.slow_links import PERIOD_S, RoundTrips
+from shared.events.plans import Layout, TaskChange
+from shared.events.union import AnomalyObserved
+from shared.messages.probes import Outcome, ProbeTarget
+from shared.messages.signals import StepReport
 from tests.agent.kit import stage
 from tests.detector.kit import Cluster, at, moved, plan
 from tests.examples import examples

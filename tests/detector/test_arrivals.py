@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.detector.arrivals import WARM_UP, WINDOW, Arrivals
-from services.detector.silence_limits import SilenceLimit
+from services.detector.nodes.silence_limits import SilenceLimit
+from services.detector.state.arrivals import WARM_UP, WINDOW, Arrivals
 from tests.detector.kit import LIMITS, Cluster, at
 from tests.detector.world import TICK_S, World
 from tests.examples import examples

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.detector import back_off
-from services.detector.back_off import LONGEST_WAIT_S, Tries, wait_s, waited_s
-from services.detector.known_errors import FailureHistory, KnownError
-from shared.events import ErrorDetected, TaskFailed, TaskProgressed, TaskResumeRequested, TaskSubmitted
-from shared.evidence import Evidence
-from shared.severities import ErrorKind, Severity
-from shared.signals import RankRaised
-from shared.tasks import DEFAULT_PROGRESS_TIMEOUT_S, parse_spec
+from services.detector.state import back_off
+from services.detector.state.back_off import LONGEST_WAIT_S, Tries, wait_s, waited_s
+from services.detector.state.known_errors import FailureHistory, KnownError
+from shared.events.evidence import Evidence
+from shared.events.severities import ErrorKind, Severity
+from shared.events.union import ErrorDetected, TaskFailed, TaskProgressed, TaskResumeRequested, TaskSubmitted
+from shared.messages.signals import RankRaised
+from shared.tasks.specification import DEFAULT_PROGRESS_TIMEOUT_S, parse_spec
 from tests.agent.kit import SPEC
 from tests.detector.kit import START, Cluster, at, complete, moved, restart_plan
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.detector.pairs import Pair, broken_pairs, left_out, pair
+from services.detector.state.pairs import Pair, broken_pairs, left_out, pair
 
 NODES = ["n0", "n1", "n2", "n3", "n4", "n5"]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.detector import causes
 from services.detector.decide import DetectorLimits
-from services.detector.return_state import Condemnation
-from services.detector.state import DetectorState
-from shared.escalation_settings import EscalationLimits
-from shared.events import ErrorDetected, FaultInjected, NodeReturned, StateMoved, TaskFailed
-from shared.evidence import Evidence
-from shared.plans import TaskChange
-from shared.severities import ErrorKind, Method, Severity
+from services.detector.incidents import causes
+from services.detector.state.cluster import DetectorState
+from services.detector.state.unlogged import Condemnation
+from shared.events.evidence import Evidence
+from shared.events.plans import TaskChange
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected, FaultInjected, NodeReturned, StateMoved, TaskFailed
+from shared.settings.escalation import EscalationLimits
 from tests.agent.kit import stage
 from tests.detector.kit import LIMITS, START, Cluster, at, complete, moved, plan, restart_plan
 

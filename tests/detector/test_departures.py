@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shared.events import NodeJoined, NodeLeft
-from shared.plans import Response
+from shared.events.plans import Response
+from shared.events.union import NodeJoined, NodeLeft
 from tests.detector.kit import Cluster, at, moved, plan, restart_plan
 
 

@@ -9,12 +9,12 @@ import pynvml
 import pytest
 
 from services.agent.agent import Agent
-from shared.bus import Bus
-from shared.events import ErrorDetected, NodeJoined
-from shared.self_test import SELF_TEST, SELF_TEST_RESULT, SelfTest
-from shared.settings import Settings
-from shared.severities import ErrorKind, Method, Severity
-from shared.signals import HEARTBEATS
+from shared.bus.connection import Bus
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected, NodeJoined
+from shared.messages.self_test import SELF_TEST, SELF_TEST_RESULT, SelfTest
+from shared.messages.signals import HEARTBEATS
+from shared.settings.model import Settings
 from tests.agent.kit import WAIT_S, Driver, Ear
 from tests.agent.program import running
 from tests.agent.recorded_nvml import COMPILER, RecordedNvml

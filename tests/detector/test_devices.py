@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from shared.events import NodeJoined, NodeReturned
-from shared.node_events import CheckResult
-from shared.self_test import SelfTestResult
-from shared.severities import ErrorKind, Method, Severity
-from shared.signals import DeviceFailed
+from shared.events.node_events import CheckResult
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import NodeJoined, NodeReturned
+from shared.messages.self_test import SelfTestResult
+from shared.messages.signals import DeviceFailed
 from tests.detector.kit import START, Cluster, at, complete, only_error, restart_plan
 
 ECC = {"error": "AcceleratorError", "detail": "CUDA error: uncorrectable ECC error encountered"}

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from shared.events import ErrorDetected, TaskFailed, TaskIdentified, TaskSubmitted
-from shared.evidence import Evidence
-from shared.severities import ErrorKind, Method, Severity
-from shared.signals import RankIdentified, RankRaised
-from shared.tasks import parse_spec
+from shared.events.evidence import Evidence
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected, TaskFailed, TaskIdentified, TaskSubmitted
+from shared.messages.signals import RankIdentified, RankRaised
+from shared.tasks.specification import parse_spec
 from tests.agent.kit import SPEC
 from tests.detector.kit import START, Cluster, complete, only_error, restart_plan
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.events import NodeDrained, NodeDraining, NodeLeft, NodeReturned
-from shared.plans import Response, TaskChange
+from shared.events.plans import Response, TaskChange
+from shared.events.union import NodeDrained, NodeDraining, NodeLeft, NodeReturned
 from tests.agent.kit import stage
 from tests.detector.kit import Cluster, at, moved, plan
 

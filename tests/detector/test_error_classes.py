@@ -11,8 +11,8 @@ import sys
 import pytest
 import torch
 
-from services.detector.error_classes import CLASSES, class_of
-from shared.severities import ErrorKind, Method, Severity
+from services.detector.state.error_classes import CLASSES, class_of
+from shared.events.severities import ErrorKind, Method, Severity
 from tests.detector.kit import Cluster, only_error
 
 EXAMPLES = {

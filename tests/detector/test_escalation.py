@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shared.codes import FailureCode
-from shared.events import TaskStopRefused
-from shared.plans import Response, TaskChange
-from shared.severities import ErrorKind, Severity
+from shared.events.codes import FailureCode
+from shared.events.plans import Response, TaskChange
+from shared.events.severities import ErrorKind, Severity
+from shared.events.union import TaskStopRefused
 from tests.agent.kit import stage
 from tests.detector.kit import Cluster, at, lose, moved, only_error, plan, restart_plan
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.codes import FailureCode
-from shared.events import ErrorDetected, TaskFailed, TaskSubmitted
-from shared.plans import TaskChange
-from shared.severities import ErrorKind, Method, Severity
-from shared.tasks import parse_spec
+from shared.events.codes import FailureCode
+from shared.events.plans import TaskChange
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected, TaskFailed, TaskSubmitted
+from shared.tasks.specification import parse_spec
 from tests.agent.kit import SPEC, stage
 from tests.detector.kit import START, Cluster, at, lose, moved, only_error, plan, restart_plan
 from tests.detector.whole import event_id, failure, incident

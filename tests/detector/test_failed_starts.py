@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from shared.events import ErrorDetected, NodeReturned, TaskFailed, TaskSubmitted
-from shared.plans import Response, TaskChange
-from shared.severities import ErrorKind, Severity
-from shared.signals import RankRaised
-from shared.tasks import parse_spec
+from shared.events.plans import Response, TaskChange
+from shared.events.severities import ErrorKind, Severity
+from shared.events.union import ErrorDetected, NodeReturned, TaskFailed, TaskSubmitted
+from shared.messages.signals import RankRaised
+from shared.tasks.specification import parse_spec
 from tests.agent.kit import SPEC, stage
 from tests.detector.kit import START, Cluster, at, moved, plan, restart_plan
 

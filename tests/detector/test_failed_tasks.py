@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.events import (
-    ErrorDetected,
-    TaskFailed,
-    TaskFinished,
-    TaskSubmitted,
-)
-from shared.plans import Response, TaskChange
-from shared.severities import ErrorKind, Severity
-from shared.tasks import parse_spec
+from shared.events.plans import Response, TaskChange
+from shared.events.severities import ErrorKind, Severity
+from shared.events.union import ErrorDetected, TaskFailed, TaskFinished, TaskSubmitted
+from shared.tasks.specification import parse_spec
 from tests.agent.kit import SPEC, stage
 from tests.detector.kit import START, Cluster, at, complete, moved, only_error, plan, restart_plan
 

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from shared.plans import Response, TaskChange
-from shared.severities import ErrorKind, Method, Severity
-from shared.signals import Signal
+from shared.events.plans import Response, TaskChange
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.messages.signals import Signal
 from tests.detector.kit import Cluster, at, complete, only_error, plan, restart_plan
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from services.detector import hangs
-from services.detector.stalls import COLD_FACTOR, COLD_FLOOR_S, COLD_STEPS
-from services.detector.standstill import StacksQuestion
-from shared.events import TaskFailed
-from shared.severities import ErrorKind
-from shared.stacks import GroupRecord, Operation, RankReport, StacksReply
+from services.detector.progress import hangs
+from services.detector.progress.standstill import StacksQuestion
+from services.detector.state.stalls import COLD_FACTOR, COLD_FLOOR_S, COLD_STEPS
+from shared.events.severities import ErrorKind
+from shared.events.union import TaskFailed
+from shared.messages.stacks import GroupRecord, Operation, RankReport, StacksReply
 from tests.detector.hanging import drain_plan
 from tests.detector.kit import LIMITS, Cluster, at, moved, only_error, restart_plan, timed
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shared.severities import ErrorKind
+from shared.events.severities import ErrorKind
 from tests.detector.hanging import drain_plan, held_from, joining, stalled, stopped_from
 from tests.detector.kit import Cluster, moved, only_error, restart_plan, timed
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from services.detector.monitored_task import MonitoredTask
-from shared.events import TaskStopped, derived_id
-from shared.plans import Layout, Response, Stage, TaskChange
-from shared.severities import ErrorKind, Severity
+from services.detector.state.task import MonitoredTask
+from shared.events.plans import Layout, Response, Stage, TaskChange
+from shared.events.severities import ErrorKind, Severity
+from shared.events.union import TaskStopped, derived_id
 from tests.detector.hanging import drain_plan, held_from, joining, stalled, stopped_from
 from tests.detector.kit import Cluster, at, grow_plan, moved, only_error, plan, restart_plan, timed
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.detector import links, rounds
-from services.detector.pairs import Pair, pair
-from shared.severities import ErrorKind
+from services.detector.nodes import links, rounds
+from services.detector.state.pairs import Pair, pair
+from shared.events.severities import ErrorKind
 from tests.detector.kit import at
 from tests.detector.network import STEP_S, Links, timed
 from tests.examples import examples

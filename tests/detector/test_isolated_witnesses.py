@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from services.detector import isolation, links
-from services.detector.faults import Fault
-from services.detector.link_state import Inquiry
-from services.detector.probing import ProbeQuestion
-from shared.events import NodeReturned, TaskFailed
-from shared.probes import Outcome, ProbeTarget
-from shared.severities import ErrorKind
+from services.detector.incidents.faults import Fault
+from services.detector.nodes import isolation, links
+from services.detector.nodes.probing import ProbeQuestion
+from services.detector.state.unlogged import Inquiry
+from shared.events.severities import ErrorKind
+from shared.events.union import NodeReturned, TaskFailed
+from shared.messages.probes import Outcome, ProbeTarget
 from tests.detector.kit import LIMITS, START, Cluster, at
 from tests.detector.world import World
 

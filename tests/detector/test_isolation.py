@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from services.detector import isolation, links
-from services.detector.return_state import Condemnation
-from shared.events import ErrorDetected, IncidentObserved, NodeJoined, NodeReturned
-from shared.evidence import Evidence
-from shared.plans import Response, TaskChange
-from shared.severities import ErrorKind, Severity
+from services.detector.nodes import isolation, links
+from services.detector.state.unlogged import Condemnation
+from shared.events.evidence import Evidence
+from shared.events.plans import Response, TaskChange
+from shared.events.severities import ErrorKind, Severity
+from shared.events.union import ErrorDetected, IncidentObserved, NodeJoined, NodeReturned
 from tests.agent.kit import stage
 from tests.detector.kit import START, at, moved, plan
 from tests.detector.network import STEP_S, Links, timed

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.log_course import Course
-from services.detector import known_errors
-from services.detector.cause_history import REMEMBERED, CauseHistory
-from services.detector.known_errors import FailureHistory, KnownError
-from services.detector.state import DetectorState
+from services.detector.state import known_errors
+from services.detector.state.cause_history import REMEMBERED, CauseHistory
+from services.detector.state.cluster import DetectorState
+from services.detector.state.known_errors import FailureHistory, KnownError
 from services.detector.state_snapshot import KEPT as DETECTOR
-from shared.events import ErrorDetected, Recorded, TaskFailed, TaskFinished, TaskSubmitted
-from shared.severities import SEVERITY, ErrorKind, Severity
-from shared.tasks import parse_spec
+from shared.events.severities import SEVERITY, ErrorKind, Severity
+from shared.events.union import ErrorDetected, Recorded, TaskFailed, TaskFinished, TaskSubmitted
+from shared.tasks.specification import parse_spec
 from tests.agent.kit import SPEC
 from tests.detector.kit import START, Cluster, only_error, plan
 from tests.kept import folded, restored

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.detector.leftovers import LEFTOVER_S, Clean
-from shared.events import TaskFinished
-from shared.plans import TaskChange
+from services.detector.nodes.leftovers import LEFTOVER_S, Clean
+from shared.events.plans import TaskChange
+from shared.events.union import TaskFinished
 from tests.agent.kit import stage
 from tests.detector.kit import START, Cluster, at, complete, moved, plan, restart_plan
 

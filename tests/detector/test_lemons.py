@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.detector import causes
-from services.detector.monitored_node import MonitoredNode
-from services.detector.state import DetectorState
-from shared.escalation_settings import EscalationLimits
-from shared.events import ErrorDetected, NodeJoined, NodeReturned
-from shared.evidence import Evidence
-from shared.severities import ErrorKind, Method, Severity
+from services.detector.incidents import causes
+from services.detector.state.cluster import DetectorState
+from services.detector.state.node import MonitoredNode
+from shared.events.evidence import Evidence
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected, NodeJoined, NodeReturned
+from shared.settings.escalation import EscalationLimits
 from tests.detector.kit import START, Cluster, at
 
 DAY_S = 86_400.0

@@ -9,13 +9,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.agent.agent import Agent
-from services.detector import limits_in_force
-from services.detector.arrivals import WARM_UP
-from services.detector.progress_gaps import FIRST_STEPS
-from shared.bus import Bus
-from shared.limits_in_force import LIMITS, LIMITS_REPLY, LimitsRequest, NodeLimits
+from services.detector.answers import limits_in_force
+from services.detector.state.arrivals import WARM_UP
+from services.detector.state.progress_gaps import FIRST_STEPS
+from shared.bus.connection import Bus
 from shared.log.journal import Journal
-from shared.settings import Settings
+from shared.messages.limits_in_force import LIMITS, LIMITS_REPLY, LimitsRequest, NodeLimits
+from shared.settings.model import Settings
 from tests.agent.kit import WAIT_S
 from tests.detector.conftest import patient, watching
 from tests.detector.kit import Cluster, at, lose, moved

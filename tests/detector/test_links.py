@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from services.detector import links
-from shared.codes import FailureCode
-from shared.events import ErrorDetected, TaskFailed, TaskSubmitted
-from shared.evidence import Evidence
-from shared.plans import Layout, Response, TaskChange
-from shared.severities import ErrorKind, Severity
-from shared.tasks import parse_spec
+from services.detector.nodes import links
+from shared.events.codes import FailureCode
+from shared.events.evidence import Evidence
+from shared.events.plans import Layout, Response, TaskChange
+from shared.events.severities import ErrorKind, Severity
+from shared.events.union import ErrorDetected, TaskFailed, TaskSubmitted
+from shared.tasks.specification import parse_spec
 from tests.agent.kit import SPEC, stage
 from tests.detector.kit import Cluster, at, moved, only_error, plan
 from tests.detector.network import STALLED_S, STEP_S, Links, timed

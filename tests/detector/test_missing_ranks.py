@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.detector.missing_ranks import missing
-from shared.evidence_limits import MISSING_COLLECTIVES
-from shared.stacks import GroupRecord, Operation
+from services.detector.progress.missing_ranks import missing
+from shared.events.evidence_limits import MISSING_COLLECTIVES
+from shared.messages.stacks import GroupRecord, Operation
 
 
 def record(ranks: list[int], entered: int, *waits: int, group: str = "1") -> GroupRecord:

@@ -13,21 +13,29 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.agent import ending_processes
 from services.agent.agent import Agent
-from shared.admission import HELLO, Hello
-from shared.bus import Bus
-from shared.codes import FailureCode
-from shared.commands import COMMAND, LEFTOVERS, Reply
-from shared.departure import DEPARTURES, Departure
-from shared.events import ErrorDetected, Event, NodeJoined, TaskCheckpointed, TaskFailed, TaskFinished, TaskSubmitted
-from shared.joining import credential_of
+from services.agent.ranks import ending_processes
+from shared.bus.connection import Bus
+from shared.events.codes import FailureCode
+from shared.events.plans import TaskChange
+from shared.events.severities import ErrorKind, Severity
+from shared.events.union import (
+    ErrorDetected,
+    Event,
+    NodeJoined,
+    TaskCheckpointed,
+    TaskFailed,
+    TaskFinished,
+    TaskSubmitted,
+)
 from shared.log.journal import Journal
-from shared.plans import TaskChange
-from shared.settings import Settings
-from shared.severities import ErrorKind, Severity
-from shared.signals import HEARTBEATS, SIGNALS, Heartbeat, ProcessExited, RankCheckpointed, WorkerStatus
-from shared.tasks import parse_spec
+from shared.messages.admission import HELLO, Hello
+from shared.messages.commands import COMMAND, LEFTOVERS, Reply
+from shared.messages.departure import DEPARTURES, Departure
+from shared.messages.signals import HEARTBEATS, SIGNALS, Heartbeat, ProcessExited, RankCheckpointed, WorkerStatus
+from shared.service.joining import credential_of
+from shared.settings.model import Settings
+from shared.tasks.specification import parse_spec
 from tests.agent.kit import SPEC, WAIT_S, Driver, stage
 from tests.agent.program import running
 from tests.detector.conftest import STALL_S, LogWatch, patient, watching

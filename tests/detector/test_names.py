@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from services.agent.snapshot_folders import node_folder
-from shared.bus import Bus
-from shared.events import ErrorDetected, NodeJoined
+from services.agent.files.snapshot_folders import node_folder
+from shared.bus.connection import Bus
+from shared.events.union import ErrorDetected, NodeJoined
 from shared.log.journal import Journal
-from shared.settings import Settings
+from shared.settings.model import Settings
 from tests.agent.kit import WAIT_S, Driver
 from tests.agent.program import running
 from tests.detector.conftest import LogWatch, patient, watching

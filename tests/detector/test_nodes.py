@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from services.agent.node import Node
-from services.detector.leftovers import Clean
-from shared.events import (
-    ErrorDetected,
-    NodeJoined,
-)
-from shared.plans import TaskChange
-from shared.severities import ErrorKind, Method, Severity
+from services.agent.node.slots import Node
+from services.detector.nodes.leftovers import Clean
+from shared.events.plans import TaskChange
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected, NodeJoined
 from tests.agent.kit import stage
 from tests.detector.kit import Cluster, at, lose, only_error, plan
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.detector import observations
-from services.detector.link_state import Isolation
-from services.detector.observations import DETAIL_CHARACTERS, MOST, OBSERVE_S, root_cause
-from shared.events import IncidentObserved, Observation, TaskProgressed
-from shared.severities import ErrorKind, Method, Severity
-from shared.signals import Signal
+from services.detector.incidents import observations
+from services.detector.incidents.observations import DETAIL_CHARACTERS, MOST, OBSERVE_S, root_cause
+from services.detector.state.unlogged import Isolation
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import IncidentObserved, Observation, TaskProgressed
+from shared.messages.signals import Signal
 from tests.detector.kit import Cluster, at, lose, moved, only_error, restart_plan
 
 

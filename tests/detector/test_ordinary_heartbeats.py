@@ -5,9 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.events import (
-    ErrorDetected,
-)
+from shared.events.union import ErrorDetected
 from tests.detector.kit import START, Cluster, at
 
 beats = st.lists(

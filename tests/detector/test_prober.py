@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
-from services.detector.admission import Liveness
+from services.detector.answers.admission import Liveness
+from services.detector.nodes.probing import DETECTOR, ProbeQuestion
 from services.detector.prober import Prober
-from services.detector.probing import DETECTOR, ProbeQuestion
-from shared import probes
-from shared.admission import ALIVE
-from shared.bus import Bus
-from shared.dropped import DroppedMessages
-from shared.probes import Outcome, ProbeTarget
+from shared.bus.connection import Bus
+from shared.bus.dropped import DroppedMessages
+from shared.messages import probes
+from shared.messages.admission import ALIVE
+from shared.messages.probes import Outcome, ProbeTarget
 
 INCARNATION = "0" * 32
 

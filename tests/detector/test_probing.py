@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from services.detector import probing
-from services.detector.probing import DETECTOR
-from shared.probes import Outcome, ProbeTarget
+from services.detector.nodes import probing
+from services.detector.nodes.probing import DETECTOR
+from shared.messages.probes import Outcome, ProbeTarget
 from tests.detector.kit import Cluster, at
 
 

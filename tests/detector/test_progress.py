@@ -10,12 +10,13 @@ from datetime import timedelta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.detector import progress, status_events
-from services.detector.monitored_task import MonitoredTask
-from services.detector.state import DetectorState
-from shared.events import ErrorDetected, TaskProgressed
-from shared.severities import ErrorKind, Method, Severity
-from shared.signals import WorkerStatus
+from services.detector.answers import status_events
+from services.detector.progress import recording
+from services.detector.state.cluster import DetectorState
+from services.detector.state.task import MonitoredTask
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected, TaskProgressed
+from shared.messages.signals import WorkerStatus
 from tests.detector.kit import START, Cluster
 from tests.detector.progress_course import Course, summaries
 from tests.examples import examples
@@ -54,12 +55,12 @@ def test_what_is_derived_from_sparse_progress_is_that_of_dense_progress(course: 
         while index + 1 < len(seldom) and seldom[index + 1].occurred_at <= event.occurred_at:
             index += 1
         late_s = (event.occurred_at - seldom[index].occurred_at).total_seconds()
-        allowed_s = max(DENSE_S, progress.GROWTH * (event.occurred_at - START).total_seconds())
-        assert late_s <= min(allowed_s, progress.LONGEST_S) + 2 * longest_s
+        allowed_s = max(DENSE_S, recording.GROWTH * (event.occurred_at - START).total_seconds())
+        assert late_s <= min(allowed_s, recording.LONGEST_S) + 2 * longest_s
         assert event.step - seldom[index].step <= late_s / shortest_s + 1
     # At the end the rate has been the same for half of the course.
     rates = [statistics.median(event.step_s for event in events[-15:]) for events in (often, seldom)]
-    assert abs(rates[1] / rates[0] - 1.0) <= max(2 * progress.LEAST_CHANGE, course.noise)
+    assert abs(rates[1] / rates[0] - 1.0) <= max(2 * recording.LEAST_CHANGE, course.noise)
     assert len(seldom) <= len(often)
 
 
@@ -86,10 +87,10 @@ def test_a_change_of_the_rate_is_recorded_as_soon_as_the_window_shows_it() -> No
 def test_noise_is_no_change() -> None:
     drawn = random.Random(7)
     windows = [[drawn.lognormvariate(0.0, 0.2) for _ in range(32)] for _ in range(300)]
-    taken = [progress.has_changed(statistics.median(a), b) for a, b in itertools.pairwise(windows)]
+    taken = [recording.has_changed(statistics.median(a), b) for a, b in itertools.pairwise(windows)]
     assert sum(taken) <= 6  # 1 in 370 of normal values; these have a longer tail
-    assert not progress.has_changed(1.0, [1.04] * 32)
-    assert progress.has_changed(1.0, [1.06] * 32)
+    assert not recording.has_changed(1.0, [1.04] * 32)
+    assert recording.has_changed(1.0, [1.06] * 32)
 
 
 def test_before_a_fault_the_log_gets_the_newest_step() -> None:
@@ -117,6 +118,6 @@ def test_before_a_fault_the_log_gets_the_newest_step() -> None:
 
 def test_a_task_without_a_rate_has_nothing_to_record() -> None:
     task = MonitoredTask("gpt", 3)
-    assert not progress.is_unrecorded(task)
+    assert not recording.is_unrecorded(task)
     status = WorkerStatus(worker="n0/0")
     assert status_events.of_rank(DetectorState(), status, 5.0, START) is None

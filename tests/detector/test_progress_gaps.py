@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.detector.progress_gaps import FIRST_STEPS, WARM_UP, WINDOW, GapLimits, HangLimit, ProgressGaps
-from services.detector.progress_history import LAYOUTS, ProgressHistory
-from shared.plans import Layout, TaskChange
-from shared.severities import ErrorKind
+from services.detector.state.progress_gaps import FIRST_STEPS, WARM_UP, WINDOW, GapLimits, HangLimit, ProgressGaps
+from services.detector.state.progress_history import LAYOUTS, ProgressHistory
+from shared.events.plans import Layout, TaskChange
+from shared.events.severities import ErrorKind
 from tests.agent.kit import stage
 from tests.detector.hanging import stopped_from
 from tests.detector.kit import LIMITS, Cluster, moved, only_error, plan, restart_plan

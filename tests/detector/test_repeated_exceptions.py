@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from services.detector.known_errors import place_of
-from shared.events import ErrorDetected, TaskFailed
-from shared.severities import ErrorKind, Severity
+from services.detector.state.known_errors import place_of
+from shared.events.severities import ErrorKind, Severity
+from shared.events.union import ErrorDetected, TaskFailed
 from tests.detector.kit import Cluster, at, complete, restart_plan
 
 SCRIPT = "/home/you/train.py"
@@ -114,7 +114,7 @@ def test_an_attempt_counts_for_the_limits_of_causes() -> None:
             f"ValueError {SCRIPT}:12 /venv/lib/python3.11/site-packages/torch/nn/functional.py:900",
         ),
         (ErrorKind.EXCEPTION, f"{traceback(7)}\nDuring handling ...\n\n{traceback(12)}", f"ValueError {SCRIPT}:12"),
-        (ErrorKind.EXCEPTION, traceback(error="unicron.faults.InjectedFault: asked for"), ""),
+        (ErrorKind.EXCEPTION, traceback(error="unicron.process.faults.InjectedFault: asked for"), ""),
         (ErrorKind.NON_FINITE, traceback(), ""),
         (ErrorKind.PROCESS_EXIT, "Killed", ""),
         (ErrorKind.EXCEPTION, "", ""),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.detector.evolve import evolve
-from services.detector.state import DetectorState
+from services.detector.state.cluster import DetectorState
 from tests.detector.kit import Cluster, at, lose, moved, only_error, restart_plan
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.events import ErrorDetected, TaskFailed, TaskFinished
-from shared.severities import ErrorKind
-from shared.tasks import DEFAULT_FINISH_TIMEOUT_S
+from shared.events.severities import ErrorKind
+from shared.events.union import ErrorDetected, TaskFailed, TaskFinished
+from shared.tasks.specification import DEFAULT_FINISH_TIMEOUT_S
 from tests.detector.kit import Cluster, only_error, timed
 
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.detector.probing import DETECTOR, ProbeQuestion
-from services.detector.progress_gaps import FIRST_STEPS, WARM_UP
-from services.detector.silence import reachability
-from shared.events import ErrorDetected, TaskFailed, TaskFinished
-from shared.probes import Outcome
-from shared.severities import ErrorKind
+from services.detector.nodes.probing import DETECTOR, ProbeQuestion
+from services.detector.nodes.silence import reachability
+from services.detector.state.progress_gaps import FIRST_STEPS, WARM_UP
+from shared.events.severities import ErrorKind
+from shared.events.union import ErrorDetected, TaskFailed, TaskFinished
+from shared.messages.probes import Outcome
 from tests.detector.kit import START, Cluster, at, restart_plan
 from tests.detector.world import SOON_S, TICK_S, TIMEOUT_S, World
 

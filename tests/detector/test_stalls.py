@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from services.detector import stalls
-from shared.events import ErrorDetected
-from shared.plans import TaskChange
-from shared.severities import ErrorKind, Severity
-from shared.signals import WorkerStatus
+from services.detector.state import stalls
+from shared.events.plans import TaskChange
+from shared.events.severities import ErrorKind, Severity
+from shared.events.union import ErrorDetected
+from shared.messages.signals import WorkerStatus
 from tests.agent.kit import stage
 from tests.detector.kit import LIMITS, Cluster, at, plan, timed
 

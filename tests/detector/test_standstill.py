@@ -7,16 +7,16 @@ import signal
 from typing import Any
 
 from services.agent.agent import Agent
-from services.detector import standstill
-from services.detector.monitored_task import Standstill
-from services.detector.standstill import StacksQuestion
-from shared.bus import Bus
-from shared.events import ErrorDetected
-from shared.evidence_limits import STACK_CHARACTERS, STACKS_CHARACTERS
+from services.detector.progress import standstill
+from services.detector.progress.standstill import StacksQuestion
+from services.detector.state.task import Standstill
+from shared.bus.connection import Bus
+from shared.events.evidence_limits import STACK_CHARACTERS, STACKS_CHARACTERS
+from shared.events.severities import ErrorKind
+from shared.events.union import ErrorDetected
 from shared.log.journal import Journal
-from shared.settings import Settings
-from shared.severities import ErrorKind
-from shared.stacks import GroupRecord, Operation, RankReport, StacksReply
+from shared.messages.stacks import GroupRecord, Operation, RankReport, StacksReply
+from shared.settings.model import Settings
 from tests.agent.kit import Driver
 from tests.detector.conftest import LogWatch, patient, watching
 from tests.detector.kit import Cluster, at, only_error, timed

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.detector.status_events import node_joined
-from shared.events import (
-    TaskCheckpointed,
-    TaskCheckpointFailed,
-    TaskFinished,
-    TaskProgressed,
-)
-from shared.signals import Heartbeat, RankCheckpointed, RankCheckpointFailed, RankFinished
+from services.detector.answers.status_events import node_joined
+from shared.events.union import TaskCheckpointed, TaskCheckpointFailed, TaskFinished, TaskProgressed
+from shared.messages.signals import Heartbeat, RankCheckpointed, RankCheckpointFailed, RankFinished
 from tests.detector.kit import START, Cluster, at, moved, only_error, restart_plan
 
 

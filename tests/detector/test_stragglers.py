@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.simulated_steps import false_alarms, straggler_delay
-from services.detector import stragglers
-from services.detector.stragglers import Change, PeerGroup, quantised
-from shared.events import WorkerSlowed
-from shared.plans import Layout, Response, TaskChange
-from shared.signals import StepReport
+from services.detector.state import stragglers
+from services.detector.state.stragglers import Change, PeerGroup, quantised
+from shared.events.plans import Layout, Response, TaskChange
+from shared.events.union import WorkerSlowed
+from shared.messages.signals import StepReport
 from tests.agent.kit import stage
 from tests.detector.kit import Cluster, moved, plan
 from tests.examples import examples

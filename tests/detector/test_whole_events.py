@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from services.detector.exits import exit_name
-from shared.events import TaskFailed
-from shared.severities import ErrorKind, Method, Severity
+from services.detector.incidents.exits import exit_name
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import TaskFailed
 from tests.detector.kit import START, Cluster, at, grow_plan, lose, only_error, restart_plan, timed
 from tests.detector.whole import TRACEBACK, event_id, failure, incident, without_ranks
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from services.detector.probing import DETECTOR
-from services.detector.silence import UNANSWERED_S
-from services.detector.slow_links import PERIOD_S
-from shared.events import TaskFailed
+from services.detector.nodes.probing import DETECTOR
+from services.detector.nodes.silence import UNANSWERED_S
+from services.detector.state.slow_links import PERIOD_S
+from shared.events.union import TaskFailed
 from tests.detector.kit import START, Cluster, at
 from tests.detector.world import SOON_S, TICK_S, TIMEOUT_S, World
 

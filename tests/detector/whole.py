@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from shared.events import ErrorDetected, derived_id
-from shared.severities import ErrorKind, Method, Severity
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected, derived_id
 
 TRACEBACK = "Traceback ...\n{}: it broke\n"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.detector.decision import Decision
-from services.detector.probing import DETECTOR, ProbeQuestion
-from services.detector.silence import reachability
-from shared.probes import Outcome
+from services.detector.answers.decision import Decision
+from services.detector.nodes.probing import DETECTOR, ProbeQuestion
+from services.detector.nodes.silence import reachability
+from shared.messages.probes import Outcome
 from tests.detector.kit import LIMITS, Cluster, at
 
 TICK_S = 0.1

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from cli.stack import Stack
-from services.planner.replay import verify
+from cli.stack.stack import Stack
+from services.planner.replay.replay import verify
 from shared.log.log import EventLog
 from tests.e2e.kit import Client, make_corpus, processes_of
 

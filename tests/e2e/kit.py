@@ -15,7 +15,7 @@ from typing import Any, Self
 import httpx
 import psutil
 
-from cli.demo_report import TOLERANCE, compare_parameters
+from cli.demo.report import TOLERANCE, compare_parameters
 
 Record = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.demo_report import TOLERANCE, compare_parameters
-from cli.stack import Stack
+from cli.demo.report import TOLERANCE, compare_parameters
+from cli.stack.stack import Stack
 from tests.e2e.kit import Client, Record, reference, small_task
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]

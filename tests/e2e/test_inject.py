@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli.stack import Stack
+from cli.stack.stack import Stack
 from tests.e2e.kit import Client, Record, at, small_task
 
 pytestmark = [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.stack import Stack
+from cli.stack.stack import Stack
 from tests.e2e.kit import Client, small_task
 
 SOAK_S = 300.0

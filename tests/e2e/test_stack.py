@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cli.stack import Stack
+from cli.stack.stack import Stack
 from tests.e2e.kit import Client
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="session")]

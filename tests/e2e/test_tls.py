@@ -14,7 +14,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from cli.stack import Stack
+from cli.stack.stack import Stack
 from tests.e2e.kit import Client, Pace, processes_of, rank, small_task
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.stack import Stack
+from cli.stack.stack import Stack
 from tests.e2e.kit import Client, Pace, Record, check_result, pids, small_task
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]

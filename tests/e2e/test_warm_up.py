@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.stack import Stack
+from cli.stack.stack import Stack
 from tests.e2e.kit import Client, Pace, Record, check_result, pids, reference, small_task
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]

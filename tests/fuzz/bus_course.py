@@ -10,9 +10,9 @@ import hypothesis
 from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
-from shared.bus import Bus
+from shared.bus.connection import Bus
+from shared.bus.messages import decode
 from shared.errors import Undecodable
-from shared.messages import decode
 from tests.fuzz.samples import Target
 from tests.versions.kit import ill_formed
 

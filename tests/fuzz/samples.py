@@ -8,22 +8,31 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from shared.admission import ALIVE, ANSWER, HELLO, HELLO_MESSAGE, REVOCATION, REVOKED, Answer, Hello, Revocation
-from shared.agent_restart import (
+from shared.bus.identities import SERVICES
+from shared.messages.admission import (
+    ALIVE,
+    ANSWER,
+    HELLO,
+    HELLO_MESSAGE,
+    REVOCATION,
+    REVOKED,
+    Answer,
+    Hello,
+    Revocation,
+)
+from shared.messages.agent_restart import (
     AGENT_RESTART,
     AGENT_RESTART_REQUEST,
     AGENT_RESTART_RESULT,
     AgentRestart,
     AgentRestartResult,
 )
-from shared.commands import COMMAND, COMMANDS, LEFTOVERS, RELEASE, REPLY, DrainTask, HoldTask, StopTask
-from shared.common_time import SUBJECT as TIME
-from shared.common_time import TIME_REPLY, TimeReply
-from shared.departure import DEPARTURE, DEPARTURE_ANSWER, DEPARTURES
-from shared.identities import SERVICES
-from shared.limits_in_force import LIMITS, LIMITS_REPLY, LIMITS_REQUEST, LimitsReply, LimitsRequest, NodeLimits
-from shared.model import Model
-from shared.node_files import (
+from shared.messages.commands import COMMAND, COMMANDS, LEFTOVERS, RELEASE, REPLY, DrainTask, HoldTask, StopTask
+from shared.messages.common_time import SUBJECT as TIME
+from shared.messages.common_time import TIME_REPLY, TimeReply
+from shared.messages.departure import DEPARTURE, DEPARTURE_ANSWER, DEPARTURES
+from shared.messages.limits_in_force import LIMITS, LIMITS_REPLY, LIMITS_REQUEST, LimitsReply, LimitsRequest, NodeLimits
+from shared.messages.node_files import (
     FILES,
     FILES_REPLY,
     FILES_REQUEST,
@@ -36,11 +45,12 @@ from shared.node_files import (
     ReadOutput,
     ReadResult,
 )
-from shared.probes import PROBE, PROBE_REPLY, PROBE_REQUEST, ProbeReply, ProbeRequest, ProbeTarget
-from shared.reachability import MESSAGE, REACHABILITY, Reachability, Unreachable
-from shared.self_test import SELF_TEST, SELF_TEST_REQUEST, SELF_TEST_RESULT
-from shared.service import AGENT, HEALTH, HEALTH_REPLY, Health
-from shared.signals import HEARTBEAT, HEARTBEATS, SIGNAL, SIGNALS
+from shared.messages.probes import PROBE, PROBE_REPLY, PROBE_REQUEST, ProbeReply, ProbeRequest, ProbeTarget
+from shared.messages.reachability import MESSAGE, REACHABILITY, Reachability, Unreachable
+from shared.messages.self_test import SELF_TEST, SELF_TEST_REQUEST, SELF_TEST_RESULT
+from shared.messages.signals import HEARTBEAT, HEARTBEATS, SIGNAL, SIGNALS
+from shared.model import Model
+from shared.service.frame import AGENT, HEALTH, HEALTH_REPLY, Health
 from tests.versions.kit import (
     COMMAND_SAMPLES,
     LEAVING_SAMPLES,

@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shared.admission import HELLO, REVOKED, Answer, Hello
-from shared.bus import Bus
-from shared.settings import Settings
+from shared.bus.connection import Bus
+from shared.messages.admission import HELLO, REVOKED, Answer, Hello
+from shared.settings.model import Settings
 from tests.agent.conftest import ear
 from tests.agent.kit import SPEC, Driver, Ear, stage
 from tests.agent.program import running

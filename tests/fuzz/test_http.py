@@ -8,13 +8,13 @@ import functools
 import pytest
 
 from services.api import main, openapi
-from services.api.computations import Computations
 from services.api.gateway import Gateway
-from shared.bus import Bus
-from shared.events import WorkerSlowed
+from services.api.http.computations import Computations
+from shared.bus.connection import Bus
+from shared.events.union import WorkerSlowed
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.settings import Settings
+from shared.settings.model import Settings
 from tests.api.kit import Story, serving
 from tests.fuzz.http_course import course
 

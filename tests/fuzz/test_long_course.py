@@ -16,13 +16,13 @@ import httpx
 import psutil
 import pytest
 
-from cli.child import Child
+from cli.stack.child import Child
 from services.api import main, openapi
-from shared.bus import Bus
+from shared.bus.connection import Bus
+from shared.bus.messages import decode
 from shared.errors import Undecodable
-from shared.messages import decode
-from shared.settings import Settings
-from shared.signals import HEARTBEAT, HEARTBEATS, Heartbeat
+from shared.messages.signals import HEARTBEAT, HEARTBEATS, Heartbeat
+from shared.settings.model import Settings
 from tests.agent.kit import SPEC
 from tests.agent.program import running
 from tests.fuzz.bus_course import course as bus_course

@@ -13,28 +13,28 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from services.agent.cluster.probe import ProbeServer
 from services.agent.commands import Commands
-from services.agent.file_server import FileServer
-from services.agent.hand_over import HandOver
-from services.agent.node import Node
-from services.agent.probe import ProbeServer
-from services.agent.process import Process
-from services.agent.rank_users import RankUsers
-from services.agent.task_secrets import TaskSecrets
-from shared.agent_restart import AGENT_RESTART_RESULT, AgentRestart
-from shared.changes import Changes
-from shared.commands import REPLY
-from shared.dropped import DroppedMessages
+from services.agent.files.file_server import FileServer
+from services.agent.files.rank_users import RankUsers
+from services.agent.files.task_secrets import TaskSecrets
+from services.agent.node.process import Process
+from services.agent.node.slots import Node
+from services.agent.succession.hand_over import HandOver
+from shared.bus.dropped import DroppedMessages
+from shared.bus.messages import decode
 from shared.errors import Undecodable
-from shared.messages import decode
-from shared.node_files import FILES_REQUEST, unpack
-from shared.probes import PROBE_REPLY
-from shared.signals import HEARTBEAT, SIGNAL, refusal
-from shared.tasks import TaskSpec
+from shared.messages.agent_restart import AGENT_RESTART_RESULT, AgentRestart
+from shared.messages.commands import REPLY
+from shared.messages.node_files import FILES_REQUEST, unpack
+from shared.messages.probes import PROBE_REPLY
+from shared.messages.signals import HEARTBEAT, SIGNAL, refusal
+from shared.service.changes import Changes
+from shared.tasks.specification import TaskSpec
 from tests.examples import examples
 from tests.fuzz.samples import COMMANDS_OF_ALL_KINDS, FILE_REQUESTS, INCARNATION, KINDS, PROBE_REQUESTS
 from tests.versions.kit import ill_formed
-from unicron import protocol
+from unicron.protocol import messages
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -77,12 +77,12 @@ class Host:
     async def launch(self, process: Process, spec: TaskSpec) -> None:
         process.attached, process.pid = True, 1
 
-    def send(self, process: Process, message: protocol.Message) -> None:
+    def send(self, process: Process, message: messages.Message) -> None:
         match message:
-            case protocol.Configure(generation=generation):
-                process.resumed = protocol.Resumed(generation=generation, step=1, source="own")
-            case protocol.Stop():
-                process.stop_refused = protocol.StopRefused(generation=1, rank=0, step=1, reason="no room")
+            case messages.Configure(generation=generation):
+                process.resumed = messages.Resumed(generation=generation, step=1, source="own")
+            case messages.Stop():
+                process.stop_refused = messages.StopRefused(generation=1, rank=0, step=1, reason="no room")
             case _:
                 process.resting = True
         self.changes.notify()

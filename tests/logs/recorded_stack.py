@@ -25,7 +25,7 @@ POLL_S = 0.2
 APPENDS = """\
 import sys
 
-from shared.events import EVENT
+from shared.events.union import EVENT
 from shared.log.log import EventLog
 
 log = EventLog(sys.argv[1])

@@ -10,20 +10,20 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cli.replay import replay
+from cli.records.replay import replay
 from services.api.projections.evolve import evolve as evolve_views
-from services.api.views import Views
+from services.api.views.documents import Views
 from services.detector.evolve import evolve as evolve_monitor
-from services.detector.state import DetectorState
+from services.detector.state.cluster import DetectorState
 from services.planner.decide import DECIDER
-from services.planner.replay import Replayer
+from services.planner.replay.replay import Replayer
 from services.transition.evolve import evolve as evolve_transition
 from services.transition.state import Logged
 from services.transition.state import State as TransitionState
-from shared.events import EVENT, ErrorDetected, PlanDecided, Recorded, TaskFailed, TaskSubmitted
+from shared.events.union import EVENT, ErrorDetected, PlanDecided, Recorded, TaskFailed, TaskSubmitted
 from shared.log.log import EventLog
 from shared.log.relay import decode, encode
-from shared.tasks import ENDED
+from shared.tasks.specification import ENDED
 from tests.api.accounting import allocated_worker_s
 from tests.api.kit import cost_report
 from tests.logs.kit import FOLDER, GOLDEN, read_rows, restore

@@ -12,13 +12,13 @@ import jsonschema
 import pytest
 import yaml
 
-from services.agent.rank_users import NEEDED, may_not_switch
-from shared import credentials
-from shared.identities import node_identity
-from shared.key_directory import KeyDirectory
-from shared.service import AGENT
-from shared.settings import Settings, read_settings
-from shared.uids import uid_range
+from services.agent.files.rank_users import NEEDED, may_not_switch
+from shared.bus import credentials
+from shared.bus.identities import node_identity
+from shared.server.key_directory import KeyDirectory
+from shared.service.frame import AGENT
+from shared.settings.model import Settings, read_settings
+from shared.settings.uids import uid_range
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docker-compose.yml").read_text()

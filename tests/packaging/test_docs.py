@@ -222,7 +222,7 @@ def test_a_broken_link_is_noticed(text: str, broken: list[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "missing"),
     [
-        ("`shared/events.py`, `tests/e2e` and `unicron/gradients/`", []),
+        ("`shared/events/union.py`, `tests/e2e` and `unicron/gradients/`", []),
         ("`shared/no_such.py`", ["shared/no_such.py"]),
         ("`unicron/no_such/`", ["unicron/no_such/"]),
         ("`nosuchfolder/module.py`", ["nosuchfolder/module.py"]),
@@ -249,8 +249,11 @@ def test_a_missing_module_is_noticed(text: str, missing: list[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "missing"),
     [
-        ("`derived_id` in\n`shared/event_base.py`, [a](../cli/main.py), function `main`, `VERBS` in `cli/main.py`", []),
-        ("`no_such` in `shared/events.py`", ["shared/events.py: no_such"]),
+        (
+            "`derived_id` in\n`shared/events/base.py`, [a](../cli/main.py), function `main`, `VERBS` in `cli/main.py`",
+            [],
+        ),
+        ("`no_such` in `shared/events/union.py`", ["shared/events/union.py: no_such"]),
         ("[a](cli/main.py), function `no_such`", ["cli/main.py: no_such"]),
         ("`cli/main.py`, function `no_such`", ["cli/main.py: no_such"]),
     ],

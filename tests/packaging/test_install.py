@@ -90,7 +90,9 @@ def test_metadata_and_examples_are_installed(installed: Path, tmp_path: Path) ->
 
 
 def test_data_of_the_simulator_is_installed(installed: Path, tmp_path: Path) -> None:
-    code = "from simulator.paper_workloads import workload; print(workload('spot-p3').trace.present, end=' '); "
+    code = (
+        "from simulator.workloads.paper_workloads import workload; print(workload('spot-p3').trace.present, end=' '); "
+    )
     code += "from simulator.published import rows; print(workload('trace-a').trace.present, len(rows()) > 0)"
     assert run([installed / "python", "-P", "-c", code], cwd=tmp_path).split() == ["18", "16", "True"]
 

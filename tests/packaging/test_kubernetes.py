@@ -14,12 +14,12 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from services.agent.departure import SAVE_FACTOR
-from services.agent.rank_users import NEEDED, may_not_switch
+from services.agent.cluster.departure import SAVE_FACTOR
+from services.agent.files.rank_users import NEEDED, may_not_switch
 from services.api.main import application
-from shared.identities import SERVICES
-from shared.service import AGENT
-from shared.settings import Settings, read_settings
+from shared.bus.identities import SERVICES
+from shared.service.frame import AGENT
+from shared.settings.model import Settings, read_settings
 from tests.manifests import KUBERNETES, built, find, pod_template
 
 ROOT = KUBERNETES.parents[1]

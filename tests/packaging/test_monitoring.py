@@ -15,29 +15,29 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.agent.device_watch import DeviceWatch
-from services.agent.hardware import NodeHardware
-from services.agent.heartbeats import Heartbeats
+from services.agent.cluster.heartbeats import Heartbeats
+from services.agent.cluster.signals import SignalQueue
+from services.agent.machine.device_watch import DeviceWatch
+from services.agent.machine.hardware import NodeHardware
 from services.agent.metrics import AgentMetrics
-from services.agent.node import ENDS, Node
-from services.agent.signals import SignalQueue
+from services.agent.node.slots import ENDS, Node
 from services.api import present
-from services.api.views import NodeState
+from services.api.views.documents import NodeState
 from services.detector.decide import Monitor
 from services.detector.metrics import DetectorMetrics
-from services.planner.lookahead import LookAhead
+from services.planner.lookahead.table import LookAhead
 from services.planner.metrics import PlannerMetrics
 from services.transition.metrics import TransitionMetrics
 from services.transition.state import State
-from shared.bus import Bus
+from shared.bus.connection import Bus
+from shared.bus.dropped import DroppedMessages
 from shared.clock import PROCESS_CLOCK
-from shared.codes import FailureCode
-from shared.dropped import DroppedMessages
+from shared.events.codes import FailureCode
+from shared.events.severities import Severity
 from shared.log.journal import Journal
 from shared.model import utc_now
-from shared.settings import Settings
-from shared.severities import Severity
-from shared.tasks import TaskState
+from shared.settings.model import Settings
+from shared.tasks.specification import TaskState
 from tests.api.kit import serving
 from tests.detector.kit import LIMITS
 

@@ -16,7 +16,7 @@ from cli.main import VERBS, load
 
 ROOT = Path(__file__).resolve().parents[2]
 
-PYTHON = ("cli", "services", "shared", "unicron", "simulator")
+PYTHON = ("cli", "services", "shared", "unicron", "unicron_client", "simulator")
 TEXTS = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "examples/*", "deploy/**/*", "services/api/page/*")
 """What people read, besides the strings of the program. The changelog names what there was."""
 

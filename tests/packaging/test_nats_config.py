@@ -18,12 +18,12 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 
-from shared import credentials
-from shared.bus import Bus
-from shared.identities import node_identity
-from shared.key_directory import KeyDirectory
-from shared.nats_server import MAX_PAYLOAD_BYTES
-from shared.settings import Settings
+from shared.bus import credentials
+from shared.bus.connection import Bus
+from shared.bus.identities import node_identity
+from shared.server.key_directory import KeyDirectory
+from shared.server.nats_server import MAX_PAYLOAD_BYTES
+from shared.settings.model import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "deploy" / "nats" / "nats.conf"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.children import SERVICES
-from services.agent.departure import SAVE_FACTOR
-from shared.settings import Settings
+from cli.stack.children import SERVICES
+from services.agent.cluster.departure import SAVE_FACTOR
+from shared.settings.model import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "deploy" / "slurm" / "unicron.sbatch"

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cli.child import STOP_TIMEOUT_S
-from cli.children import STOP_ORDER
 from cli.main import load
-from services.agent.departure import SAVE_FACTOR
-from services.agent.rank_users import NEEDED
+from cli.stack.child import STOP_TIMEOUT_S
+from cli.stack.children import STOP_ORDER
+from services.agent.cluster.departure import SAVE_FACTOR
+from services.agent.files.rank_users import NEEDED
+from shared.bus.identities import SERVICES
 from shared.errors import Archived, Corrupt, InvalidInput, NameInUse, NewerVersion
-from shared.identities import SERVICES
-from shared.settings import Settings, read_settings
+from shared.settings.model import Settings, read_settings
 from tests import units
 from tests.units import ROOT, UNITS, Unit
 

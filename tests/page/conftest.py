@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.api.routers.health import SERVICES
-from shared.bus import Bus
+from shared.bus.connection import Bus
 from shared.log.journal import Journal
-from shared.service import HEALTH, Health
-from shared.settings import Settings
+from shared.service.frame import HEALTH, Health
+from shared.settings.model import Settings
 from tests.api.kit import Server, serving
 from tests.page.kit import write_story
 

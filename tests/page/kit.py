@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from shared.events import NodeDraining
-from shared.plans import Problem, Trigger
+from shared.events.plans import Problem, Trigger
+from shared.events.union import NodeDraining
 from tests.api.kit import Server, Story, spec, until
 from tests.api.test_ledger import solution
 

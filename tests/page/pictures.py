@@ -21,10 +21,10 @@ from pathlib import Path
 
 from PIL import Image
 
-from shared.bus import Bus
+from shared.bus.connection import Bus
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.settings import Settings
+from shared.settings.model import Settings
 from tests.api.kit import Server, serving
 from tests.logs.kit import Row, forge, golden_log, read_rows, restore
 from tests.nats_server import OpenServer

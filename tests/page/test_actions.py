@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from shared.settings import Settings
-from shared.tokens import Scope
+from shared.service.tokens import Scope
+from shared.settings.model import Settings
 from tests.api.kit import Server, bearer
 from tests.page.kit import MARKUP, PHONE, SCHEMES, Browser, browsing, event_types
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from shared.bus import Bus
-from shared.events import ErrorDetected
-from shared.settings import Settings
-from shared.severities import ErrorKind, Method, Severity
-from shared.signals import HEARTBEATS, DeviceReading, DeviceStatus
-from shared.tokens import Scope
+from shared.bus.connection import Bus
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected
+from shared.messages.signals import HEARTBEATS, DeviceReading, DeviceStatus
+from shared.service.tokens import Scope
+from shared.settings.model import Settings
 from tests.api.kit import Server, bearer, until
 from tests.page.kit import PHONE, SCHEMES, browsing, event_types
 from tests.versions.kit import heartbeat

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cli.children import SERVICES
-from cli.stack import Stack
+from cli.stack.children import SERVICES
+from cli.stack.stack import Stack
 from tests.cli.conftest import call_unicron
 from tests.e2e.kit import Client, Pace, make_corpus, processes_of, small_task
 from tests.page.kit import browsing_at

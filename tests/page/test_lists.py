@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shared.events import ErrorDetected
-from shared.severities import ErrorKind, Method, Severity
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected
 from tests.api.kit import Server
 from tests.page.kit import browsing
 from tests.page.test_troubles import fail

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from shared.events import PlanDecided, TaskSubmitted
-from shared.plans import Response, Trigger
+from shared.events.plans import Response, Trigger
+from shared.events.union import PlanDecided, TaskSubmitted
 from tests.api.kit import Server, spec
 from tests.page.kit import Browser, browsing
 from tests.page.test_troubles import fail, lose

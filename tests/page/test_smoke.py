@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.events import NodeJoined
+from shared.events.union import NodeJoined
 from tests.api.kit import Server
 from tests.page.kit import MARKUP, browsing
 

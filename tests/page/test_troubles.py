@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from shared.events import ErrorDetected, PlanDecided, TaskFailed, TaskSubmitted, WorkerSlowed
-from shared.plans import Response, Trigger
-from shared.service import Health
-from shared.severities import ErrorKind, Method, Severity
+from shared.events.plans import Response, Trigger
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected, PlanDecided, TaskFailed, TaskSubmitted, WorkerSlowed
+from shared.service.frame import Health
 from tests.api.kit import Server, spec
 from tests.page.kit import SCHEMES, browsing
 

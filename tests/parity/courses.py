@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 POINTS = ("1", "1.forward", "1.backward", "reduce", "reduce:1", "update", "apply", "checkpoint")
-"""Where a rank fails: see ``unicron.faults``."""
+"""Where a rank fails: see ``unicron.process.faults``."""
 
 KILLED = ("shrink", "same", "grow", "relayout")
 CHANGES = (*KILLED, "retry")

@@ -14,7 +14,7 @@ from tests.parity.courses import CHANGES, LAYOUTS, POINTS, SETTINGS, Course, Sta
 from tests.unicron.conftest import largest_difference
 from tests.unicron.harness import Agent, agent
 from tests.unicron.zygote import WRITES_AT_ONCE
-from unicron.protocol import Checkpointed, Finished
+from unicron.protocol.messages import Checkpointed, Finished
 from unicron.trainer import corpus
 
 pytestmark = pytest.mark.timeout(300)

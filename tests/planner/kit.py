@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from services.planner.admission import due
 from services.planner.decide import SERVICE
-from services.planner.log_fold import Fold
-from services.planner.reconfigure import Solve
-from services.planner.state import State, Task, node_of
+from services.planner.problem.reconfigure import Solve
+from services.planner.replay.log_fold import Fold
+from services.planner.state.admission import due
+from services.planner.state.cluster import State, Task, node_of
 from services.planner.timers import next_timer
-from shared.events import (
+from shared.events.plans import Problem, Stage, TaskChange
+from shared.events.severities import SEVERITY, ErrorKind, Method, Severity
+from shared.events.union import (
     EVENT,
     ClusterConfigured,
     ErrorDetected,
@@ -40,9 +42,7 @@ from shared.events import (
     derived_id,
 )
 from shared.planning.solver import solve_with_alternatives
-from shared.plans import Problem, Stage, TaskChange
-from shared.severities import SEVERITY, ErrorKind, Method, Severity
-from shared.tasks import TaskSpec, parse_spec
+from shared.tasks.specification import TaskSpec, parse_spec
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 

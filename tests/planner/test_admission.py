@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from services.planner.admission import admit, due, least_count
-from services.planner.replay import verify_records
+from services.planner.replay.replay import verify_records
+from services.planner.state.admission import admit, due, least_count
+from shared.events.plans import Problem, TaskProblem, Trigger
 from shared.planning.solver import solve
 from shared.planning.waf import waf_flop_per_s
-from shared.plans import Problem, TaskProblem, Trigger
 from tests.examples import examples
 from tests.planner.kit import START, World, change_of
 

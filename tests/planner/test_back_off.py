@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from services.planner.admission import due
-from services.planner.log_fold import Fold
-from services.planner.state import node_of
-from shared.events import ErrorDetected, PlanDecided, TaskResumeRequested
-from shared.plans import Response, Trigger
-from shared.severities import ErrorKind, Severity
+from services.planner.replay.log_fold import Fold
+from services.planner.state.admission import due
+from services.planner.state.cluster import node_of
+from shared.events.plans import Response, Trigger
+from shared.events.severities import ErrorKind, Severity
+from shared.events.union import ErrorDetected, PlanDecided, TaskResumeRequested
 from tests.planner.kit import World, change_of, running, workers
 
 REASON = "it has failed 25 times without a new step, for 14400 s; progress_timeout_s is 14400"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from shared.plans import Response, Trigger
-from shared.severities import ErrorKind, Severity
+from shared.events.plans import Response, Trigger
+from shared.events.severities import ErrorKind, Severity
 from tests.planner.kit import World, change_of, running, sources, workers
 
 

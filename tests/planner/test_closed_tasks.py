@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from services.planner.state import node_of
-from shared.events import ErrorDetected, PlanDecided
-from shared.plans import Response
-from shared.severities import ErrorKind
+from services.planner.state.cluster import node_of
+from shared.events.plans import Response
+from shared.events.severities import ErrorKind
+from shared.events.union import ErrorDetected, PlanDecided
 from tests.planner.kit import World, change_of, running, workers
 
 DETAIL = "code: train.py is b here and a on rank 0"

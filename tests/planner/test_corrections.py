@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.planner.corrections import corrected_exponent, correction, exponent_of
-from services.planner.replay import verify_records
-from services.planner.state import HardwareLayout
-from services.planner.throughput import flop_per_step, hardware_of, modelled_flop_per_s
-from services.planner.throughput_tables import table_of, throughput_of
-from shared.events import ClusterConfigured
-from shared.plans import Problem
+from services.planner.replay.replay import verify_records
+from services.planner.state.cluster import HardwareLayout
+from services.planner.throughput.corrections import corrected_exponent, correction, exponent_of
+from services.planner.throughput.model import flop_per_step, hardware_of, modelled_flop_per_s
+from services.planner.throughput.tables import table_of, throughput_of
+from shared.events.plans import Problem
+from shared.events.union import ClusterConfigured
 from tests.planner.kit import World, running
 
 

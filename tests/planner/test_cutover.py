@@ -19,30 +19,30 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from cli.archive import archive as archive_verb
-from cli.replay import replay
+from cli.records.archive import archive as archive_verb
+from cli.records.replay import replay
 from services.detector.state_snapshot import KEPT as DETECTOR
-from services.planner.cut_limit import CutLimit, cut_limit
 from services.planner.main import serve
-from services.planner.replay import Replayer, Report
-from services.planner.sources import LogSource
+from services.planner.replay.cut_limit import CutLimit, cut_limit
+from services.planner.replay.replay import Replayer, Report
+from services.planner.replay.sources import LogSource
 from services.planner.state_snapshot import KEPT as PLANNER
 from services.transition.state_snapshot import KEPT as TRANSITION
-from shared.bus import Bus
+from shared.archive.cutover import cut
+from shared.archive.writing import archive
+from shared.bus.connection import Bus
 from shared.errors import Archived, Conflict, InvalidInput
-from shared.events import PlanDecided
+from shared.events.union import PlanDecided
 from shared.log.anchors import Anchor
-from shared.log.archive import archive
 from shared.log.archived import verified_base
 from shared.log.base import Base
-from shared.log.cutover import cut
 from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.log.segments import segments_in
-from shared.log.state_snapshots import KeptState, StateSnapshots
-from shared.service import Context
-from shared.settings import Settings
-from shared.state_keeper import folder_of
+from shared.service.frame import Context
+from shared.service.state_keeper import folder_of
+from shared.service.state_snapshots import KeptState, StateSnapshots
+from shared.settings.model import Settings
 from tests.logs.kit import Row, golden_log, read_rows, restore
 from tests.planner.test_shell import node, planner, plans, submission, until
 from tests.shared.samples import node_joined

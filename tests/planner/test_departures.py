@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.plans import Response, Trigger
+from shared.events.plans import Response, Trigger
 from tests.planner.kit import World, change_of, running, sources, workers
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from shared.errors import InvalidInput
+from shared.events.plans import Problem, TaskProblem
 from shared.planning import compiled
 from shared.planning.instance import Inputs, Instance
 from shared.planning.solver import solve, solve_with_alternatives, solve_with_proof
 from shared.planning.waf import term, touches, waf_flop_per_s
-from shared.plans import Problem, TaskProblem
 
 ROUNDING = 1e-13
 """Sums of up to some hundred float64 in different orders differ by less, relative to the sum of their amounts."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.events import TaskStopped
-from shared.plans import Response
-from shared.severities import ErrorKind, Severity
+from shared.events.plans import Response
+from shared.events.severities import ErrorKind, Severity
+from shared.events.union import TaskStopped
 from tests.planner.kit import World, change_of, running, sources, workers
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from services.planner.decide import DECIDER
-from services.planner.replay import Replayer, Report
-from shared.events import EVENT, OLDEST_DECIDER
+from services.planner.replay.replay import Replayer, Report
+from shared.events.plans import LoggedTable, Problem
+from shared.events.union import EVENT, OLDEST_DECIDER
 from shared.log.log import EventLog
 from shared.planning.solver import evaluate
-from shared.plans import LoggedTable, Problem
 from tests.logs.kit import forge, golden_log, read_rows, restore
 
 Event = dict[str, Any]

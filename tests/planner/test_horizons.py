@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from services.planner.problem import horizons_s
-from services.planner.state import node_of
-from shared.events import FaultInjected
+from services.planner.problem.problem import horizons_s
+from services.planner.state.cluster import node_of
+from shared.events.union import FaultInjected
 from tests.planner.kit import World, running
 
 

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from services.planner.decide import DECIDER
-from services.planner.logged_tables import table_problems
-from services.planner.problem import available_workers
-from services.planner.replay import Replayer, verify_records
-from services.planner.state import State, node_of
-from services.planner.throughput_tables import table_of
-from shared.events import PlanDecided
+from services.planner.problem.problem import available_workers
+from services.planner.replay.replay import Replayer, verify_records
+from services.planner.state.cluster import State, node_of
+from services.planner.throughput.logged_tables import table_problems
+from services.planner.throughput.tables import table_of
+from shared.events.plans import Problem, Solution, Stage, TaskChange
+from shared.events.severities import ErrorKind, Severity
+from shared.events.union import PlanDecided
 from shared.planning.solver import solve_with_alternatives
-from shared.plans import Problem, Solution, Stage, TaskChange
-from shared.severities import ErrorKind, Severity
 from tests.planner.kit import World
 
 NODES = st.sampled_from(["n0", "n1", "n2", "n3"])

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from services.planner.lookahead import LookAhead
-from services.planner.reconfigure import Solve
-from services.planner.replay import Replayer, verify_records
-from services.planner.state import HardwareLayout, node_of
-from services.planner.throughput import flop_per_step, hardware_of, modelled_flop_per_s
-from services.planner.throughput_tables import layout_of, table_of
-from shared.events import PlanDecided
+from services.planner.lookahead.table import LookAhead
+from services.planner.problem.reconfigure import Solve
+from services.planner.replay.replay import Replayer, verify_records
+from services.planner.state.cluster import HardwareLayout, node_of
+from services.planner.throughput.model import flop_per_step, hardware_of, modelled_flop_per_s
+from services.planner.throughput.tables import layout_of, table_of
+from shared.events.plans import Stage, TaskChange
+from shared.events.union import PlanDecided
 from shared.planning.performance import profile
 from shared.planning.performance import throughput as predict
 from shared.planning.solver import solve_with_alternatives
-from shared.plans import Stage, TaskChange
 from tests.planner.kit import World, change_of
 
 BIG = {"layers": 48, "hidden": 7168, "heads": 56, "sequence_length": 2048, "vocabulary": 51200}

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from services.planner import logged_answers
-from services.planner.log_fold import Fold
 from services.planner.log_start import last_parameters, start_of
 from services.planner.logged_answers import LoggedAnswers
-from services.planner.replay import Replayer
-from shared.events import ClusterConfigured, PlanDecided, Recorded
+from services.planner.replay.log_fold import Fold
+from services.planner.replay.replay import Replayer
+from shared.events.union import ClusterConfigured, PlanDecided, Recorded
 from shared.log.log import EventLog
 from tests.logs.kit import GOLDEN, read_rows, restore
 from tests.planner.kit import answers_to, recorded_answers

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from services.planner.decide import DECIDER
-from services.planner.replay import Replayer
-from shared.events import PlanDecided, Recorded
-from shared.plans import LoggedTable, Problem
+from services.planner.replay.replay import Replayer
+from shared.events.plans import LoggedTable, Problem
+from shared.events.union import PlanDecided, Recorded
 from tests.planner.kit import World, running
 from tests.planner.test_replay import changed, course
 

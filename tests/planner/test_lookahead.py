@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from services.planner.lookahead import LookAhead
-from services.planner.next_events import NodeClasses
-from services.planner.replay import verify_records
+from services.planner.lookahead.next_events import NodeClasses
+from services.planner.lookahead.table import LookAhead
+from services.planner.replay.replay import verify_records
+from shared.events.plans import Problem, Solution
+from shared.events.severities import ErrorKind
 from shared.planning.instance import Inputs
 from shared.planning.solver import solve_with_alternatives
-from shared.plans import Problem, Solution
-from shared.severities import ErrorKind
 from tests.planner.kit import World
 
 Step = Callable[[World], object]

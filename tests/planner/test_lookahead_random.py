@@ -10,10 +10,10 @@ import pytest
 
 from services.planner.decide import decide
 from services.planner.evolve import evolve
-from services.planner.lookahead import LookAhead
-from services.planner.state import State
-from shared.events import ErrorDetected, Event, NodeJoined, TaskFinished
-from shared.severities import SEVERITY, ErrorKind, Method, Severity
+from services.planner.lookahead.table import LookAhead
+from services.planner.state.cluster import State
+from shared.events.severities import SEVERITY, ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected, Event, NodeJoined, TaskFinished
 from tests.planner.kit import World
 
 HARDWARE = ("cpu", "cpu", "cpu", "h100")

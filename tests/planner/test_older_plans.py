@@ -9,11 +9,11 @@ import pytest
 
 from services.planner import decide
 from services.planner.decide import DECIDER
-from services.planner.log_fold import Fold
 from services.planner.log_start import check_decider
-from services.planner.replay import Replayer, verify_records
+from services.planner.replay.log_fold import Fold
+from services.planner.replay.replay import Replayer, verify_records
 from shared.errors import Conflict
-from shared.events import PlanDecided, Recorded, StateMoved, derived_id
+from shared.events.union import PlanDecided, Recorded, StateMoved, derived_id
 from tests.planner.kit import World, answers_to, recorded_answers, running
 from tests.planner.test_replay import changed, course
 

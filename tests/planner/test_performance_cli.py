@@ -19,7 +19,7 @@ LAYOUT = (
 
 
 def app() -> typer.Typer:
-    from cli.plan_throughput import throughput
+    from cli.planning.plan_throughput import throughput
 
     program = typer.Typer()
     program.command()(throughput)

@@ -18,7 +18,7 @@ from shared.planning.performance.hardware import measured, names, sources
 from shared.planning.performance.iteration import heaviest_parameters, iteration, stage_layers
 from shared.planning.performance.parallel_config import RECOMPUTES, ParallelConfig
 from shared.planning.performance.search import estimate
-from shared.tasks import ModelShape
+from shared.tasks.specification import ModelShape
 from tests.examples import examples
 
 A100 = profile("a100-80")

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.planner.cells import PlacementRequest as Request
-from services.planner.placement import Placed, place
-from services.planner.state import Node, node_of
-from shared.severities import ErrorKind, Severity
+from services.planner.placement.cells import PlacementRequest as Request
+from services.planner.placement.ranks import Placed, place
+from services.planner.state.cluster import Node, node_of
+from shared.events.severities import ErrorKind, Severity
 from tests.planner.kit import World, change_of
 
 AT = datetime(2024, 1, 1, tzinfo=UTC)

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.planner.lookahead import LookAhead
-from services.planner.pools import settle
-from services.planner.reconfigure import Solve
-from services.planner.replay import verify_records
-from services.planner.state import State, Task, node_of
+from services.planner.lookahead.table import LookAhead
+from services.planner.problem.reconfigure import Solve
+from services.planner.replay.replay import verify_records
+from services.planner.state.cluster import State, Task, node_of
+from services.planner.state.pools import settle
 from shared.errors import InvalidInput
+from shared.events.plans import Problem, TaskProblem
 from shared.planning.solver import evaluate, pools_of, solve, solve_with_alternatives, solve_with_proof
-from shared.plans import Problem, TaskProblem
 from tests.planner.kit import World, change_of, spec
 
 FAST, SLOW = "a100-80", "a800-80"  # they differ in their links alone: a task is as well off on either

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.planner.problem import worker_cost_flop_per_s
+from services.planner.problem.problem import worker_cost_flop_per_s
+from shared.events.plans import Problem, TaskProblem
 from shared.planning.solver import evaluate, solve
-from shared.plans import Problem, TaskProblem
 from tests.planner.kit import World
 
 ENDLESS = 10**9

@@ -9,12 +9,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cli.replay import replay
+from cli.records.replay import replay
 from services.planner.decide import DECIDER
-from services.planner.replay import Replayer, Report, verify, verify_records
-from services.planner.sources import decider_of
+from services.planner.replay.replay import Replayer, Report, verify, verify_records
+from services.planner.replay.sources import decider_of
 from shared.errors import NotFound, UnicronError
-from shared.events import EVENT, PlanDecided, Recorded
+from shared.events.union import EVENT, PlanDecided, Recorded
 from shared.log.log import EventLog
 from tests.planner.kit import World
 

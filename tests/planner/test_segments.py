@@ -15,15 +15,15 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from cli.archive import archive as archive_verb
-from cli.replay import replay
-from services.planner import verification_jobs
-from services.planner.replay import Replayer, Report
-from services.planner.segments import SegmentsSource
-from services.planner.what_if_inputs import parse_inputs
+from cli.records.archive import archive as archive_verb
+from cli.records.replay import replay
+from services.planner.replay import verification_jobs
+from services.planner.replay.replay import Replayer, Report
+from services.planner.replay.segments import SegmentsSource
+from services.planner.replay.what_if_inputs import parse_inputs
+from shared.archive.writing import archive
 from shared.errors import InvalidInput, NotFound
 from shared.log.anchors import Anchor
-from shared.log.archive import archive
 from shared.log.log import EventLog
 from shared.log.scan import Scan
 from shared.log.schema import COLUMNS, StoredRow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.severities import ErrorKind
+from shared.events.severities import ErrorKind
 from tests.planner.kit import change_of, running, sources, workers
 
 COPIED = {"every": 5, "memory_every": 1}

@@ -14,16 +14,18 @@ from typing import Any
 
 import pytest
 
-from services.planner import decide, log_start, slow_workers
+from services.planner import decide, log_start
 from services.planner.decide import DECIDER
-from services.planner.log_fold import Fold
 from services.planner.log_start import LogStart
-from services.planner.lookahead import LookAhead
+from services.planner.lookahead.table import LookAhead
 from services.planner.main import Planner, serve
-from services.planner.replay import Replayer, verify
-from services.planner.state import State
-from shared.bus import Bus
-from shared.events import (
+from services.planner.replay.log_fold import Fold
+from services.planner.replay.replay import Replayer, verify
+from services.planner.state import slow_workers
+from services.planner.state.cluster import State
+from shared.bus.connection import Bus
+from shared.events.plans import Trigger
+from shared.events.union import (
     ClusterConfigured,
     Event,
     NodeJoined,
@@ -35,9 +37,8 @@ from shared.events import (
 from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.model import utc_now
-from shared.plans import Trigger
-from shared.service import Context
-from shared.settings import Settings
+from shared.service.frame import Context
+from shared.settings.model import Settings
 from tests.planner.kit import spec
 
 TIMEOUT_S = 10.0

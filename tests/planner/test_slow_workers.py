@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from services.api.plan_text import explain
-from services.planner.cells import PlacementRequest
-from services.planner.lookahead import LookAhead
-from services.planner.placement import place
-from services.planner.replay import Replayer, verify_records
-from services.planner.slow_workers import MEMORY_S, TRIAL_MAX_S, TRIAL_S, trial_s
-from shared.events import PlanDecided, WorkerSlowed
-from shared.plans import Response, Trigger
+from services.planner.lookahead.table import LookAhead
+from services.planner.placement.cells import PlacementRequest
+from services.planner.placement.ranks import place
+from services.planner.replay.replay import Replayer, verify_records
+from services.planner.state.slow_workers import MEMORY_S, TRIAL_MAX_S, TRIAL_S, trial_s
+from shared.events.plans import Response, Trigger
+from shared.events.union import PlanDecided, WorkerSlowed
 from tests.planner.kit import World, change_of, sources, workers
 
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.planner.changes import keeps_state
-from services.planner.dealing import deal_by_speed, equal_deal, slowdown_of_deal
-from services.planner.problem import build_problem
-from services.planner.replay import verify_records
-from services.planner.slow_choices import MARGIN, Ranking, ranking
-from services.planner.slow_workers import slow_worker
-from services.planner.state import Arrangement, State, node_of
-from shared.events import WorkerSlowed
+from services.planner.placement.changes import keeps_state
+from services.planner.problem.problem import build_problem
+from services.planner.problem.slow_choices import MARGIN, Ranking, ranking
+from services.planner.replay.replay import verify_records
+from services.planner.state.cluster import Arrangement, State, node_of
+from services.planner.state.dealing import deal_by_speed, equal_deal, slowdown_of_deal
+from services.planner.state.slow_workers import slow_worker
+from shared.events.union import WorkerSlowed
 from shared.planning.solver import evaluate, solve_with_alternatives
 from tests.examples import examples
 from tests.planner.kit import World

@@ -8,9 +8,9 @@ import random
 import pytest
 
 from shared.errors import InvalidInput
+from shared.events.plans import Problem, TaskProblem
 from shared.planning.solver import evaluate, solve, solve_with_alternatives
 from shared.planning.waf import term, touches, waf_flop_per_s
-from shared.plans import Problem, TaskProblem
 
 
 def task(name: str, **fields: object) -> TaskProblem:

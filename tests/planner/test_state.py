@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from services.planner.state import Task
-from shared.severities import ErrorKind, Severity
+from services.planner.state.cluster import Task
+from shared.events.severities import ErrorKind, Severity
 from tests.planner.kit import World
 
 

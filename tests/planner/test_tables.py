@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.planner.corrections import correction
-from services.planner.problem import build_problem
-from services.planner.state import HardwareLayout, State, Task
-from services.planner.throughput import expected_kind, flop_per_step, hardware_of, modelled_flop_per_s, pins_of
-from services.planner.throughput_tables import STAYING, layout_of, table_of, throughput_of
+from services.planner.problem.problem import build_problem
+from services.planner.state.cluster import HardwareLayout, State, Task
+from services.planner.throughput.corrections import correction
+from services.planner.throughput.model import expected_kind, flop_per_step, hardware_of, modelled_flop_per_s, pins_of
+from services.planner.throughput.tables import STAYING, layout_of, table_of, throughput_of
 from shared.planning.performance.calibration import stack
 from shared.planning.performance.gpt import Shape
 from shared.planning.performance.parallel_config import ParallelConfig, Sizes

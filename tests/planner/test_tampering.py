@@ -18,10 +18,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cli.replay import replay
-from services.planner.replay import Replayer, Report
+from cli.records.replay import replay
+from services.planner.replay.replay import Replayer, Report
 from shared.errors import InvalidInput, OlderVersion
-from shared.events import OLDEST_DECIDER, NodeCordoned
+from shared.events.union import OLDEST_DECIDER, NodeCordoned
 from shared.log.anchors import Anchor, parse_anchor
 from shared.log.log import FIRST_HASH, EventLog, row_hash
 from shared.log.schema import COLUMNS

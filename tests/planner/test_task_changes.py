@@ -6,11 +6,11 @@ import pytest
 from pydantic import ValidationError
 
 from services.planner.decide import DECIDER
-from services.planner.replay import Replayer, verify_records
-from services.planner.what_if_inputs import parse_inputs
+from services.planner.replay.replay import Replayer, verify_records
+from services.planner.replay.what_if_inputs import parse_inputs
 from shared.errors import InvalidInput
-from shared.events import TaskChanged
-from shared.plans import Response, Trigger
+from shared.events.plans import Response, Trigger
+from shared.events.union import TaskChanged
 from tests.planner.kit import START, World, change_of
 
 

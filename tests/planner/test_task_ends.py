@@ -8,7 +8,9 @@ import pytest
 
 from services.planner.decide import SERVICE, asked
 from services.planner.evolve import evolve
-from shared.events import (
+from shared.events.plans import Response, Trigger
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import (
     ErrorDetected,
     TaskCheckpointed,
     TaskFailed,
@@ -19,8 +21,6 @@ from shared.events import (
     TaskSubmitted,
     derived_id,
 )
-from shared.plans import Response, Trigger
-from shared.severities import ErrorKind, Method, Severity
 from tests.planner.kit import World, change_of, running, workers
 
 CLEARED = {"members": (), "owners": (), "lost": (), "broken": False, "queued": ""}

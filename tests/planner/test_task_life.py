@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shared.plans import Response, Trigger
-from shared.severities import ErrorKind
+from shared.events.plans import Response, Trigger
+from shared.events.severities import ErrorKind
 from tests.planner.kit import World, change_of, running, sources, workers
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.planner.state import HardwareLayout
-from services.planner.throughput import expected_kind, flop_per_step, hardware_of, modelled_flop_per_s, pins_of
+from services.planner.state.cluster import HardwareLayout
+from services.planner.throughput.model import expected_kind, flop_per_step, hardware_of, modelled_flop_per_s, pins_of
 from shared.planning.performance import Pins, profile
 from tests.planner.kit import World, running, spec
 

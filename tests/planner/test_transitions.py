@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.planner.transition_costs import kind_of_change, on_grid, transition_cost
-from shared.events import PlanDecided
+from services.planner.placement.transition_costs import kind_of_change, on_grid, transition_cost
+from shared.events.plans import TaskProblem
+from shared.events.severities import ErrorKind
+from shared.events.union import PlanDecided
 from shared.planning.performance.hardware import profile
 from shared.planning.waf import term
-from shared.plans import TaskProblem
-from shared.severities import ErrorKind
 from tests.planner.kit import World, change_of, running
 
 LARGE = {"layers": 12, "hidden": 512, "heads": 8, "sequence_length": 512, "vocabulary": 8192}

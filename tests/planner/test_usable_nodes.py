@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from random import Random
 
-from services.planner.state import Node, State, node_of
-from services.planner.usable_nodes import nodes_of, open_workers, replaced, usable_nodes, usable_workers
+from services.planner.state.cluster import Node, State, node_of
+from services.planner.state.usable_nodes import nodes_of, open_workers, replaced, usable_nodes, usable_workers
 
 AT = datetime(2026, 3, 1, tzinfo=UTC)
 

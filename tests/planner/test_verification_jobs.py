@@ -11,12 +11,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cli.replay import replay
-from services.planner import verification, verification_jobs
+from cli.records.replay import replay
 from services.planner.decide import DECIDER
-from services.planner.log_fold import Fold
-from services.planner.replay import Replayer, Report
-from shared.events import Event, PlanDecided, Recorded
+from services.planner.replay import verification, verification_jobs
+from services.planner.replay.log_fold import Fold
+from services.planner.replay.replay import Replayer, Report
+from shared.events.union import Event, PlanDecided, Recorded
 from shared.log.anchors import Anchor
 from tests.logs.kit import golden_log, read_rows, restore
 from tests.planner.test_tampering import MATRIX, ROWS, Rows, at, changed, write

@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from cli.replay import replay
-from services.planner import what_if
+from cli.records.replay import replay
 from services.planner.decide import DECIDER
-from services.planner.replay import Replayer
-from services.planner.what_if import Comparison
-from services.planner.what_if_inputs import SettingsInput, parse_inputs
+from services.planner.replay import what_if
+from services.planner.replay.replay import Replayer
+from services.planner.replay.what_if import Comparison
+from services.planner.replay.what_if_inputs import SettingsInput, parse_inputs
 from shared.errors import InvalidInput
-from shared.events import ClusterConfigured, PlanDecided
+from shared.events.union import ClusterConfigured, PlanDecided
 from shared.log.log import EventLog
-from shared.settings import Settings
+from shared.settings.model import Settings
 from tests.examples import examples
 from tests.logs.kit import GOLDEN, read_rows, restore
 from tests.planner.kit import World

@@ -16,7 +16,7 @@ import logging, sys
 sys.modules["numba"] = None  # not to be found, and not to be imported
 logging.basicConfig(format="%(message)s")
 from shared.planning.solver import solve_with_proof
-from shared.plans import Problem
+from shared.events.plans import Problem
 solved = [solve_with_proof(Problem.model_validate_json(line)) for line in sys.stdin]
 for solution, proof in solved:
     print(solution.model_dump_json())

@@ -8,17 +8,17 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from services.agent.commands import Commands
-from services.agent.node import Node
-from services.agent.process import Process
-from shared.changes import Changes
-from shared.commands import Command
-from shared.dropped import DroppedMessages
+from services.agent.node.process import Process
+from services.agent.node.slots import Node
+from shared.bus.dropped import DroppedMessages
 from shared.errors import Unavailable
-from shared.signals import Heartbeat, Signal
-from shared.tasks import TaskSpec
+from shared.messages.commands import Command
+from shared.messages.signals import Heartbeat, Signal
+from shared.service.changes import Changes
+from shared.tasks.specification import TaskSpec
 from tests.reconcile.ranks import Group, Rank
 from tests.reconcile.virtual import Network, now, seconds, watched
-from unicron import protocol
+from unicron.protocol import messages
 
 START_S = 0.4
 ATTACH_S = 0.01
@@ -110,8 +110,8 @@ class Agent:
             process.attached = True
             rank.agent._notify()
 
-    def send(self, process: Process, message: protocol.Message) -> None:
-        if isinstance(message, protocol.Configure):
+    def send(self, process: Process, message: messages.Message) -> None:
+        if isinstance(message, messages.Configure):
             self.cluster.check_members(process.task, message)
         rank = self.ranks.get(process.id)
         if rank is not None:
@@ -139,13 +139,13 @@ class Agent:
 
     # ---- ranks
 
-    def hear(self, process: Process, message: protocol.Message) -> None:
+    def hear(self, process: Process, message: messages.Message) -> None:
         if self.ended_for_good:
-            if self.may_be_followed and not isinstance(message, protocol.Progress):
+            if self.may_be_followed and not isinstance(message, messages.Progress):
                 self.unheard.append(lambda: self.ranks[process.id].agent.hear(process, message))
             return
         self.signals += self.node.receive(process, message, at_s=seconds(), now=now())
-        if not isinstance(message, protocol.Progress):
+        if not isinstance(message, messages.Progress):
             self._notify()
         self.changes.notify()
 
@@ -230,13 +230,13 @@ class Cluster:
     def step(self, task: str) -> int:
         return self.steps.get(task, 0)
 
-    def group(self, task: str, configure: protocol.Configure) -> Group:
+    def group(self, task: str, configure: messages.Configure) -> Group:
         key = task, configure.generation
         if key not in self._groups:
             self._groups[key] = Group(self, task, configure)
         return self._groups[key]
 
-    def check_members(self, task: str, configure: protocol.Configure) -> None:
+    def check_members(self, task: str, configure: messages.Configure) -> None:
         members = [list(member) for member in configure.members]
         known = self._members.setdefault((task, configure.generation), members)
         assert known == members, f"generation {configure.generation} of {task} configured twice: {known}, {members}"

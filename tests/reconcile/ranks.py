@@ -10,9 +10,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.agent.process import Process
+from services.agent.node.process import Process
 from tests.reconcile.virtual import seconds, watched
-from unicron import protocol
+from unicron.protocol import messages
 
 if TYPE_CHECKING:
     from tests.reconcile.nodes import Agent, Cluster
@@ -53,7 +53,7 @@ class Rank:
         """End, and have whatever agent the node has notice."""
         self.agent.ended(self.process, exit_code)
 
-    def say(self, message: protocol.Message) -> None:
+    def say(self, message: messages.Message) -> None:
         if self.alive:
             self.agent.hear(self.process, message)
 
@@ -61,7 +61,7 @@ class Rank:
         assert self.group is not None
         if not self.hung:
             self.say(
-                protocol.Progress(
+                messages.Progress(
                     generation=self.group.generation,
                     rank=self.number,
                     step=step,
@@ -71,27 +71,27 @@ class Rank:
                 )
             )
 
-    def receive(self, message: protocol.Message) -> None:
+    def receive(self, message: messages.Message) -> None:
         """Take a message of the agent. A rank that hangs takes none."""
         if not self.alive or self.hung:
             return
         match message:
-            case protocol.Configure():
+            case messages.Configure():
                 self.drain = self.stop = False
                 self.number, self.mode = message.rank, "joining"
                 self.group = self.agent.cluster.group(self.process.task, message)
                 self.progress("setup", 0)
                 self.group.join(self)
-            case protocol.Hold():
+            case messages.Hold():
                 self.leave("held")
-                self.say(protocol.Held(generation=message.generation, step=self.step or 0))
-            case protocol.Drain():
+                self.say(messages.Held(generation=message.generation, step=self.step or 0))
+            case messages.Drain():
                 self.drain = True
                 if self.mode != "training":
                     self.rest()
-            case protocol.Stop():
+            case messages.Stop():
                 self.stop = True  # one that is between two generations has no peers to save its state with
-            case protocol.Quit():
+            case messages.Quit():
                 self.end(0)
             case _:
                 pass
@@ -103,13 +103,13 @@ class Rank:
 
     def rest(self) -> None:
         self.mode = "waiting"
-        self.say(protocol.Drained(generation=self.process.generation, step=self.step or 0))
+        self.say(messages.Drained(generation=self.process.generation, step=self.step or 0))
 
     def save(self) -> None:
         step = self.step or 0
         self.agent.cluster.saved[self.process.task] = step
         self.say(
-            protocol.Stopped(generation=self.process.generation, rank=self.number, step=step, path=f"/step-{step}")
+            messages.Stopped(generation=self.process.generation, rank=self.number, step=step, path=f"/step-{step}")
         )
         self.end(0)
 
@@ -119,7 +119,7 @@ class Rank:
             self.mode = "broken"
             generation, step = self.group.generation, self.step or 0
             self.say(
-                protocol.Raised(
+                messages.Raised(
                     generation=generation,
                     rank=self.number,
                     step=step,
@@ -134,7 +134,7 @@ class Rank:
 class Group:
     """The ranks of one generation of a task."""
 
-    def __init__(self, cluster: Cluster, task: str, configure: protocol.Configure) -> None:
+    def __init__(self, cluster: Cluster, task: str, configure: messages.Configure) -> None:
         self.cluster, self.task, self.generation = cluster, task, configure.generation
         self.members = [str(worker) for _, worker, _ in configure.members]
         self.stored = int(configure.checkpoint.rpartition("-")[2] or 0)
@@ -170,7 +170,7 @@ class Group:
         self.cluster.again[self.task] = self.cluster.again.get(self.task, 0) + max(0, newest - step)
         for rank in self.ranks.values():
             rank.mode, rank.step = "training", step
-            rank.say(protocol.Resumed(generation=self.generation, step=step, source="own"))
+            rank.say(messages.Resumed(generation=self.generation, step=step, source="own"))
         self.trains = True
         while True:
             if await self._step():
@@ -211,7 +211,7 @@ class Group:
             for rank in ranks:
                 rank.mode = "finished"
                 rank.say(
-                    protocol.Finished(
+                    messages.Finished(
                         generation=self.generation,
                         rank=rank.number,
                         step=self.cluster.step(self.task),

@@ -14,27 +14,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from services.detector.answers.decision import Decision
 from services.detector.decide import DetectorLimits, Monitor
-from services.detector.decision import Decision
-from services.detector.leftovers import Clean
-from services.detector.stalls import StallLimits
+from services.detector.nodes.leftovers import Clean
+from services.detector.state.stalls import StallLimits
 from services.detector.state_snapshot import KEPT as DETECTOR
-from services.planner.log_fold import Fold
+from services.planner.replay.log_fold import Fold
 from services.planner.state_snapshot import KEPT as PLANNER
 from services.transition import state as transition
 from services.transition.decide import decide
 from services.transition.evolve import evolve
 from services.transition.main import ATTEMPT_S, RETRY_S
 from services.transition.state_snapshot import KEPT as TRANSITION
-from shared.changes import Changes
-from shared.commands import REPLY, Command, ReleaseTask, Reply
+from shared.bus.messages import decode
 from shared.errors import Unavailable
-from shared.events import EVENT, Event, Recorded
+from shared.events.union import EVENT, Event, Recorded
 from shared.log.own_events import OwnEvents
-from shared.log.state_snapshots import KeptState
-from shared.messages import decode
-from shared.self_test import SelfTestResult
-from shared.signals import ACCEPTED, Heartbeat, Signal
+from shared.messages.commands import REPLY, Command, ReleaseTask, Reply
+from shared.messages.self_test import SelfTestResult
+from shared.messages.signals import ACCEPTED, Heartbeat, Signal
+from shared.service.changes import Changes
+from shared.service.state_snapshots import KeptState
 from tests.kept import folded, restored
 from tests.planner.kit import answers_to, recorded_answers
 from tests.reconcile.nodes import Cluster

@@ -10,8 +10,8 @@ from typing import Literal
 from hypothesis import HealthCheck, Phase, settings
 
 from shared.errors import Unavailable
-from shared.events import ClusterConfigured, TaskStopRequested, TaskSubmitted
-from shared.signals import Heartbeat, Signal
+from shared.events.union import ClusterConfigured, TaskStopRequested, TaskSubmitted
+from shared.messages.signals import Heartbeat, Signal
 from tests.examples import examples
 from tests.planner.kit import spec
 from tests.reconcile.nodes import Cluster

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.detector import isolation
-from services.detector.known_errors import FailureHistory, KnownError
-from services.detector.monitored_task import MonitoredTask
-from services.detector.state import DetectorState
-from shared.events import IncidentObserved
-from shared.severities import SEVERITY, Severity
+from services.detector.nodes import isolation
+from services.detector.state.cluster import DetectorState
+from services.detector.state.known_errors import FailureHistory, KnownError
+from services.detector.state.task import MonitoredTask
+from shared.events.severities import SEVERITY, Severity
+from shared.events.union import IncidentObserved
 from tests.reconcile.simulation import Kind, ScheduledFault, Script, Simulation, courses
 from tests.reconcile.virtual import run
 

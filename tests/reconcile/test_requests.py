@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from services.transition.state import Phase
-from shared.events import (
+from shared.events.union import (
     EventBase,
     NodeDraining,
     NodeReturned,

@@ -19,17 +19,17 @@ import pytest
 from services.detector import main as detector
 from services.detector.state_snapshot import KEPT as DETECTOR
 from services.planner import main as planner
-from services.planner.replay import verify
+from services.planner.replay.replay import verify
 from services.planner.state_snapshot import KEPT as PLANNER
 from services.transition import main as transition
 from services.transition.state_snapshot import KEPT as TRANSITION
-from shared.bus import Bus
+from shared.bus.connection import Bus
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.log.state_snapshots import KeptState, StateSnapshots
-from shared.service import Context, Main
-from shared.settings import Settings
-from shared.state_keeper import folder_of
+from shared.service.frame import Context, Main
+from shared.service.state_keeper import folder_of
+from shared.service.state_snapshots import KeptState, StateSnapshots
+from shared.settings.model import Settings
 from tests.logs.kit import golden_log, read_rows, restore
 from tests.planner.test_shell import node, plans, submission, until
 from tests.transition.test_main import NODES, Agents, Watch, agents, restart_plan, submitted, watch

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from services.detector.decide import Monitor
 from services.detector.state_snapshot import KEPT as DETECTOR
-from services.planner.log_fold import Fold
-from services.planner.replay import Replayer
+from services.planner.replay.log_fold import Fold
+from services.planner.replay.replay import Replayer
 from services.planner.state_snapshot import KEPT as PLANNER
 from services.transition.decide import decide
 from services.transition.state_snapshot import KEPT as TRANSITION
-from shared.events import Event, Recorded
+from shared.events.union import Event, Recorded
 from shared.log.log import EventLog
-from shared.log.state_snapshots import KeptState
+from shared.service.state_snapshots import KeptState
 from tests.api import test_any_history as any_history
 from tests.api.kit import START
 from tests.examples import examples

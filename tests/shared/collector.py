@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from shared.events import Recorded
+from shared.events.union import Recorded
 from shared.log.journal import Journal
 
 

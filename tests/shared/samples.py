@@ -9,8 +9,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from services.planner.decide import DECIDER
-from shared.codes import FailureCode
-from shared.events import (
+from shared.events.codes import FailureCode
+from shared.events.plans import Problem, Response, Solution, TaskProblem, Term, Trigger
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import (
     AnomalyObserved,
     ErrorDetected,
     Event,
@@ -40,9 +42,7 @@ from shared.events import (
     TaskSubmitted,
     WorkerSlowed,
 )
-from shared.plans import Problem, Response, Solution, TaskProblem, Term, Trigger
-from shared.severities import ErrorKind, Method, Severity
-from shared.tasks import TaskSpec
+from shared.tasks.specification import TaskSpec
 
 EPOCH = datetime(2024, 1, 1, tzinfo=UTC)
 

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared.archive.writing import archive
 from shared.errors import Conflict, Corrupt, InvalidInput, NotFound
-from shared.log.archive import archive
 from shared.log.log import FIRST_HASH, EventLog
 from shared.log.schema import COLUMNS, StoredRow
 from shared.log.segments import file_sha256, manifest_of, read_rows, segments_in

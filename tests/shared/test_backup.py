@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared.archive.backup import back_up
+from shared.archive.cutover import cut
+from shared.archive.restoration import restore
+from shared.archive.writing import archive
 from shared.errors import Archived, Conflict, Corrupt, InvalidInput, NotFound
-from shared.log.archive import archive
 from shared.log.archived import verified_base
-from shared.log.backup import back_up
-from shared.log.cutover import cut
 from shared.log.log import EventLog
-from shared.log.restoration import restore
 from shared.log.schema import StoredRow
 from shared.log.segments import segments_in
 from tests.examples import examples

@@ -14,9 +14,9 @@ import nkeys
 import pytest
 from nats import errors as nats_errors
 
-from shared.bus import Bus
+from shared.bus.connection import Bus
+from shared.bus.nats_client import NatsClient
 from shared.errors import NoReceiver, Unavailable
-from shared.nats_client import NatsClient
 from tests.nats_server import OpenServer
 
 LIMIT_S = 30.0
@@ -209,7 +209,7 @@ async def _echo(data: bytes) -> bytes:
 
 
 async def test_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.bus.CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("shared.bus.connection.CONNECT_TIMEOUT_S", 0.5)
     server = OpenServer(tmp_path)
     await server.start()
     await server.stop()
@@ -232,7 +232,9 @@ async def test_a_server_that_starts_late(tmp_path: Path) -> None:
 async def test_closing_while_reconnecting_leaves_nothing_running(
     nats: OpenServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.bus.RECONNECT_WAIT_S", 0.001)  # so that closing meets every point of an attempt
+    monkeypatch.setattr(
+        "shared.bus.connection.RECONNECT_WAIT_S", 0.001
+    )  # so that closing meets every point of an attempt
     buses = [await Bus.connect(nats.url, credential=nats.credential, name=f"test-{index}") for index in range(60)]
     await nats.stop()
     for index, bus in enumerate(buses):

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from shared import credentials
-from shared.bus import Bus
-from shared.credentials import new_seed
+from shared.bus import credentials
+from shared.bus.connection import Bus
+from shared.bus.credentials import new_seed
+from shared.bus.refusals import refused_pauses_s
 from shared.errors import AccessDenied
-from shared.refusals import refused_pauses_s
 from tests.nats_server import OpenServer
 
 LIMIT_S = 30.0
@@ -23,7 +23,7 @@ LIMIT_S = 30.0
 
 async def test_a_wrong_key(nats: OpenServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused at once, and not waited for like a server that is away."""
-    monkeypatch.setattr("shared.bus.CONNECT_TIMEOUT_S", 1e6)
+    monkeypatch.setattr("shared.bus.connection.CONNECT_TIMEOUT_S", 1e6)
     wrong = nats.credential.model_copy(update={"seed": new_seed()})
     with pytest.raises(AccessDenied, match="Authorization Violation"):
         await Bus.connect(nats.url, credential=wrong, name="test")
@@ -62,7 +62,7 @@ async def test_a_key_that_is_refused_is_an_outage_until_it_is_accepted_again(tmp
 async def test_closing_while_a_server_refuses_does_not_wait_for_the_next_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.bus.refused_pauses_s", lambda: itertools.repeat(3600.0))
+    monkeypatch.setattr("shared.bus.connection.refused_pauses_s", lambda: itertools.repeat(3600.0))
     async with OpenServer(tmp_path) as server:
         bus = await Bus.connect(server.url, credential=server.credential, name="test")
         server.refuse()

@@ -7,14 +7,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from shared import clock, common_time
-from shared.bus import Bus
+from shared import clock
+from shared.bus.connection import Bus
 from shared.clock import TOLERANCE_S, SteadyClock
 from shared.log import journal as journals
 from shared.log.journal import Journal
 from shared.log.log import EventLog
+from shared.messages import common_time
+from shared.messages.signals import ProcessExited, received
 from shared.model import utc_now
-from shared.signals import ProcessExited, received
 from tests.shared.collector import following
 from tests.shared.samples import node_joined
 

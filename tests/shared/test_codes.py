@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from shared.codes import FailureCode
-from shared.commands import Reply
+from shared.events.codes import FailureCode
+from shared.messages.commands import Reply
 
 SPELLING = {
     "fenced",

@@ -19,13 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.engine import make_url
 
+from shared.archive import cutover
+from shared.archive.cutover import cut
+from shared.archive.writing import archive
 from shared.errors import Archived, Conflict, Corrupt, Unavailable, VersionConflict
-from shared.events import Recorded
-from shared.log import cutover
-from shared.log.archive import archive
+from shared.events.union import Recorded
 from shared.log.archived import verified_base
 from shared.log.base import FIRST_HASH
-from shared.log.cutover import cut
 from shared.log.log import EventLog
 from shared.log.schema import Database
 from shared.log.segments import read_rows, segments_in

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shared.device_faults import CONDITIONS, CONTAINMENT_XIDS, device_fault, known, of_xid
-from shared.severities import Severity
+from shared.events.device_faults import CONDITIONS, CONTAINMENT_XIDS, device_fault, known, of_xid
+from shared.events.severities import Severity
 
 TABLE: dict[str, Any] = json.loads(files("shared").joinpath("xid.json").read_text())
 SEV1, SEV2 = Severity.SEV1, Severity.SEV2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.durable_files import replace_file
+from shared.machine.durable_files import replace_file
 
 
 def test_a_file_is_replaced_with_its_mode(tmp_path: Path) -> None:

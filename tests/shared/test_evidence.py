@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.evidence import Evidence, LostRanks
+from shared.events.evidence import Evidence, LostRanks
 
 _leaves = st.sampled_from([None, True, 7, "", "n0/0", "workers", "generation"])
 _values = st.recursive(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared import evidence_limits
+from shared.events import evidence_limits
 from unicron.link import flight_record, reporting
 
 

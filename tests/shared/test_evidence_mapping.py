@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shared.evidence import Evidence, LostRanks
+from shared.events.evidence import Evidence, LostRanks
 
 
 def test_the_mapping_has_what_was_given_and_no_defaults() -> None:

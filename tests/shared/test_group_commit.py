@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import Conflict, VersionConflict
-from shared.events import Event, Recorded
+from shared.events.union import Event, Recorded
 from shared.log.group import MOST, GroupCommit
 from shared.log.log import EventLog
 from tests.shared.samples import node_joined

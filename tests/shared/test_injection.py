@@ -7,7 +7,7 @@ import math
 import pytest
 
 from shared.errors import InvalidInput
-from shared.injection import OF_NODES, OF_RANKS, parse
+from shared.messages.injection import OF_NODES, OF_RANKS, parse
 
 
 @pytest.mark.parametrize(

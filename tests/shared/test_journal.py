@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.bus import Bus
+from shared.bus.connection import Bus
 from shared.errors import Unavailable, VersionConflict
-from shared.events import Recorded
+from shared.events.union import Recorded
 from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.log.relay import STREAM, SUBJECT, encode
@@ -225,7 +225,7 @@ from pathlib import Path
 from shared import credentials
 from pathlib import Path
 from shared import credentials
-from shared.bus import Bus
+from shared.bus.connection import Bus
 from shared.log import journal
 from shared.log.log import EventLog
 

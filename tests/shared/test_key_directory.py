@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from shared import credentials
-from shared.credentials import Credential, new_seed
+from shared.bus import credentials
+from shared.bus.credentials import Credential, new_seed
+from shared.bus.identities import SERVICES, node_identity, node_of
 from shared.errors import Conflict, Corrupt, InvalidInput, NotFound, Unavailable
-from shared.identities import SERVICES, node_identity, node_of
-from shared.joining import check_identity, credential_of, joined, node_name
-from shared.key_directory import PID_FILE, KeyDirectory
-from shared.nats_server import NatsServer
-from shared.settings import read_settings
+from shared.server.key_directory import PID_FILE, KeyDirectory
+from shared.server.nats_server import NatsServer
+from shared.service.joining import check_identity, credential_of, joined, node_name
+from shared.settings.model import read_settings
 
 
 @pytest.fixture

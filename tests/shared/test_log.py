@@ -14,10 +14,10 @@ import pytest
 import sqlalchemy
 
 from shared.errors import Conflict, InvalidInput, Unavailable, VersionConflict
-from shared.events import ErrorDetected, TaskSubmitted
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected, TaskSubmitted
 from shared.log.log import FIRST_HASH, EventLog
 from shared.log.schema import Database
-from shared.severities import ErrorKind, Method, Severity
 from tests.shared.samples import EPOCH, event_id, node_joined, plan, spec
 
 

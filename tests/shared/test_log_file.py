@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from shared.errors import Conflict, Corrupt, NotFound
-from shared.events import Event
+from shared.events.union import Event
 from shared.log import reading
 from shared.log.log import EventLog, row_hash
 from shared.log.scan import Scan

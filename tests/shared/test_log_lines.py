@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import InvalidInput
-from shared.log_lines import FORMAT, JsonLines, concerning, formatter, ids
-from shared.settings import read_settings
+from shared.service.log_lines import FORMAT, JsonLines, concerning, formatter, ids
+from shared.settings.model import read_settings
 from tests.shared.samples import node_joined
 
 ROOT = Path(__file__).parents[2]

@@ -15,15 +15,15 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from shared import metrics_server
-from shared.bus import Bus
-from shared.endpoints import listening
+from shared.bus.connection import Bus
 from shared.errors import InvalidInput
 from shared.log.journal import Journal
-from shared.metrics import StateMetrics, counter, gauge
-from shared.metrics_server import keep_serving
-from shared.service import Context
-from shared.settings import Settings, read_settings
+from shared.service import metrics_server
+from shared.service.frame import Context
+from shared.service.metrics import StateMetrics, counter, gauge
+from shared.service.metrics_server import keep_serving
+from shared.settings.endpoints import listening
+from shared.settings.model import Settings, read_settings
 from tests.shared.samples import node_joined
 
 LIMIT_S = 40.0

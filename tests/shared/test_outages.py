@@ -11,15 +11,15 @@ from typing import Any, Literal
 import pytest
 from sqlalchemy import create_engine
 
-from shared.bus import Bus
+from shared.bus.connection import Bus
+from shared.bus.outages import LOG, Outages
 from shared.errors import AccessDenied, Corrupt, Unavailable
 from shared.log.driver_errors import database_errors
 from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.log.schema import StoredRow, begin_write
-from shared.outages import LOG, Outages
-from shared.service import HEALTH_REPLY, Context, Health
-from shared.settings import Settings
+from shared.service.frame import HEALTH_REPLY, Context, Health
+from shared.settings.model import Settings
 from tests.postgres import PostgresServer, find_binaries
 from tests.shared.collector import Collector, following
 from tests.shared.cutter import Cutter

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.events import TaskStopRequested, derived_id
+from shared.events.union import TaskStopRequested, derived_id
 from shared.log.own_events import OwnEvents
 from shared.model import utc_now
 

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
-from shared import probes
-from shared.messages import decode
-from shared.probes import PROBE_REPLY, PROBE_REQUEST, Outcome, ProbeReply, ProbeRequest, ProbeTarget
+from shared.bus.messages import decode
+from shared.messages import probes
+from shared.messages.probes import PROBE_REPLY, PROBE_REQUEST, Outcome, ProbeReply, ProbeRequest, ProbeTarget
 
 ENOUGH_S = 10.0
 """Time-out of probes that are answered at once."""

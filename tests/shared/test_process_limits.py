@@ -6,11 +6,11 @@ import json
 import subprocess
 import sys
 
-from shared.process_limits import OPEN_FILES, PORTS, THREADS_PER_WORKER, ProcessLimits, judged, of_this_process
+from shared.machine.process_limits import OPEN_FILES, PORTS, THREADS_PER_WORKER, ProcessLimits, judged, of_this_process
 
 RAISED = """
 import json, resource
-from shared.process_limits import of_this_process, raise_open_files
+from shared.machine.process_limits import of_this_process, raise_open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 4000))
 raise_open_files()
 print(json.dumps([of_this_process().open_files, resource.getrlimit(resource.RLIMIT_NOFILE)]))

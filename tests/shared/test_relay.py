@@ -14,12 +14,12 @@ import pytest
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, Header, RawStreamMsg, StreamConfig, StreamInfo
 
-from shared.bus import Bus
+from shared.archive.cutover import cut
+from shared.archive.writing import archive
+from shared.bus.connection import Bus
 from shared.errors import Unavailable
 from shared.log import relay as relays
-from shared.log.archive import archive
 from shared.log.archived import verified_base
-from shared.log.cutover import cut
 from shared.log.log import EventLog
 from shared.log.relay import HASH_HEADER, STREAM, SUBJECT, Relay, decode, encode
 from tests.nats_server import OpenServer

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from shared import credentials
-from shared.bus import Bus
-from shared.commands import COMMANDS
+from shared.bus import credentials
+from shared.bus.connection import Bus
+from shared.bus.identities import SERVICES, inbox_prefix, node_identity
 from shared.errors import AccessDenied, Unavailable
-from shared.identities import SERVICES, inbox_prefix, node_identity
 from shared.log.journal import Journal
 from shared.log.relay import STREAM
 from shared.log.relay import SUBJECT as LOG
-from shared.rights import RIGHTS, rights
-from shared.signals import HEARTBEATS, SIGNALS
+from shared.messages.commands import COMMANDS
+from shared.messages.signals import HEARTBEATS, SIGNALS
+from shared.server.rights import RIGHTS, rights
 from tests.nats_server import OpenServer
 from tests.shared.samples import node_joined
 

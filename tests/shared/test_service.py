@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.bus import Bus
+from shared.bus.connection import Bus
 from shared.errors import Conflict, InvalidInput, Unavailable
 from shared.log.log import EventLog
 from tests.nats_server import OpenServer
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 _SERVICE = """
 import asyncio, gc, sys
 from shared.errors import Conflict
-from shared.service import run
+from shared.service.frame import run
 from tests.shared.samples import node_joined
 
 async def main(context):

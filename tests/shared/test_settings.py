@@ -6,7 +6,7 @@ import pytest
 
 from shared.errors import InvalidInput
 from shared.names import is_name
-from shared.settings import ORDERS, Order, Settings, read_settings
+from shared.settings.model import ORDERS, Order, Settings, read_settings
 
 
 @pytest.fixture(autouse=True)

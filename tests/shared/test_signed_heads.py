@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from services.api.signed_heads import SignedHeads
+from shared.archive.signed_heads import append_heads, read_heads, read_key
 from shared.errors import Corrupt, InvalidInput
 from shared.log.log import EventLog
-from shared.log.signed_heads import append_heads, read_heads, read_key
-from shared.settings import Settings
+from shared.settings.model import Settings
 from tests.shared.samples import node_joined
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pydantic import Field, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from shared.events import Event
+from shared.events.union import Event
 from shared.model import Model
-from shared.state_codec import PairMap, StateCodec, Unlogged
+from shared.service.state_codec import PairMap, StateCodec, Unlogged
 from tests.examples import examples
 from tests.shared.samples import events
 

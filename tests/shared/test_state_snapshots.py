@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from services.detector.state import DetectorState
+from services.detector.state.cluster import DetectorState
 from services.detector.state_snapshot import KEPT as DETECTOR
 from services.planner.state_snapshot import KEPT as PLANNER
 from shared.errors import NotFound
 from shared.log.log import EventLog
-from shared.log.state_snapshots import KeptState, StateSnapshots
-from shared.program_digest import program_sha256
+from shared.service.program_digest import program_sha256
+from shared.service.state_snapshots import KeptState, StateSnapshots
 from tests.kept import folded
 from tests.logs.kit import golden_log, read_rows, restore
 

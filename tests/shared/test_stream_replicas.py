@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.bus import Bus
+from shared.bus.connection import Bus
 from shared.errors import Unavailable
 from shared.log.log import EventLog
 from shared.log.relay import STREAM, Relay

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shared.errors import InvalidInput
-from shared.tasks import BYTE_VOCABULARY, MAX_SPEC_BYTES, VOCABULARY_MULTIPLE, TaskSpec, load_spec
+from shared.tasks.specification import BYTE_VOCABULARY, MAX_SPEC_BYTES, VOCABULARY_MULTIPLE, TaskSpec, load_spec
 
 TEXT = """name: a
 model: {layers: 2, hidden: 32, heads: 4, sequence_length: 32}

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from shared import credentials
-from shared.bus import Bus
-from shared.certificates import issue, new_authority
-from shared.credentials import Credential
+from shared.bus import credentials
+from shared.bus.connection import Bus
+from shared.bus.credentials import Credential
 from shared.errors import Corrupt, InvalidInput
-from shared.key_directory import KeyDirectory
+from shared.server.certificates import issue, new_authority
+from shared.server.key_directory import KeyDirectory
 from tests.nats_server import OpenServer
 
 LIMIT_S = 40.0

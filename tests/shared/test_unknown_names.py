@@ -9,10 +9,10 @@ import pytest
 
 from shared.errors import InvalidInput
 from shared.planning.standalone import StandaloneProblem
-from shared.settings import Settings
-from shared.tasks import MOST_REPORTED, load_spec
+from shared.settings.model import Settings
+from shared.settings.unknown import slips
+from shared.tasks.specification import MOST_REPORTED, load_spec
 from shared.unknown_names import nearest, unknown_field_of
-from shared.unknown_settings import slips
 
 TEXTS = {".py", ".md", ".yml", ".yaml", ".service", ".sbatch"}
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,7 +86,7 @@ def test_a_variable_that_is_nearly_a_setting_is_a_slip() -> None:
 
 
 def test_no_variable_that_the_project_names_is_taken_for_a_slip() -> None:
-    folders = ("cli", "services", "shared", "unicron", "deploy", "docs")
+    folders = ("cli", "services", "shared", "unicron", "unicron_client", "deploy", "docs")
     texts = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in TEXTS]
     names = {name for text in texts for name in re.findall(r"UNICRON_[A-Z_]*[A-Z]", text)}
     assert len(names) > 50

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import sqlalchemy
 
-from shared.codes import FailureCode
 from shared.errors import Conflict, OlderVersion
-from shared.events import EVENT, StateMoved, TaskSubmitted
+from shared.events.codes import FailureCode
+from shared.events.union import EVENT, StateMoved, TaskSubmitted
+from shared.events.upcast import STEPS, oldest, upcast
 from shared.log.log import FIRST_HASH, EventLog, row_hash
 from shared.log.relay import decode, encode
 from shared.log.scan import utc_text
 from shared.log.schema import TABLE
 from shared.model import canonical_json
-from shared.upcast import STEPS, oldest, upcast
 from tests.shared.samples import EPOCH, event_id, node_joined, spec
 
 

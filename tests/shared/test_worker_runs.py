@@ -11,9 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from shared.events import EVENT, PlanDecided
-from shared.plans import Layout, Member, Stage, TaskChange
-from shared.worker_runs import MAX_RUN, full_members, full_workers, runs_of, short_members, short_workers, workers_of
+from shared.events.plans import Layout, Member, Stage, TaskChange
+from shared.events.union import EVENT, PlanDecided
+from shared.events.worker_runs import (
+    MAX_RUN,
+    full_members,
+    full_workers,
+    runs_of,
+    short_members,
+    short_workers,
+    workers_of,
+)
 from tests.shared import samples
 
 NODES = st.sampled_from(["n0", "n1", "a-1", "gpu-0012"])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from services.api.ledger import CATEGORIES
-from shared.tasks import TaskSpec
+from services.api.costs.ledger import CATEGORIES
+from shared.tasks.specification import TaskSpec
 from simulator.outcome import Outcome, WafPoint
-from simulator.trace import Occurrence, Trace
-from simulator.workload import Workload
+from simulator.workloads.trace import Occurrence, Trace
+from simulator.workloads.workload import Workload
 
 DAY_S = 86_400.0
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shared.events import Event, Recorded
+from shared.events.severities import ErrorKind
+from shared.events.union import Event, Recorded
 from shared.log.log import EventLog
 from shared.planning.solver import solve_with_alternatives
-from shared.severities import ErrorKind
-from shared.tasks import TaskSpec, parse_spec
-from simulator.engine import simulate
+from shared.tasks.specification import TaskSpec, parse_spec
 from simulator.outcome import Outcome
 from simulator.policy import Course, Lost, Policy, Recovery
-from simulator.trace import Occurrence, Trace
-from simulator.workload import Workload
+from simulator.run.engine import simulate
+from simulator.workloads.trace import Occurrence, Trace
+from simulator.workloads.workload import Workload
 
 DETECTION_S = 10.0
 DOWN_S = 50.0

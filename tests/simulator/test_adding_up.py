@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from services.planner.replay import Replayer
-from shared.events import ErrorDetected
-from shared.severities import ErrorKind
-from simulator.engine import simulate
-from simulator.history_totals import OVERHEAD
+from services.planner.replay.replay import Replayer
+from shared.events.severities import ErrorKind
+from shared.events.union import ErrorDetected
 from simulator.outcome import Outcome
 from simulator.policies import POLICIES
 from simulator.policy import Policy
-from simulator.trace import Occurrence
-from simulator.what_if import HistoryComparison, compare_histories
-from simulator.what_if_changes import parse_changes
+from simulator.run.engine import simulate
+from simulator.what_if.changes import parse_changes
+from simulator.what_if.history_totals import OVERHEAD
+from simulator.what_if.simulation import HistoryComparison, compare_histories
+from simulator.workloads.trace import Occurrence
 from tests.logs.kit import golden_log, read_rows, restore
 from tests.simulator import small
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from services.planner.replay import Replayer
-from shared.events import Event, TaskProgressed, WorkerSlowed
-from simulator.calibration import Calibration
+from services.planner.replay.replay import Replayer
+from shared.events.union import Event, TaskProgressed, WorkerSlowed
 from simulator.log_traces import calibration_of_log, workload_of_log
-from simulator.measured_times import TIMES, assumed_times, on_cluster
 from simulator.policies import POLICIES
 from simulator.policies.timing import LiveTiming
+from simulator.run.calibration import Calibration
+from simulator.run.measured_times import TIMES, assumed_times, on_cluster
 from simulator.runs import Fixed, Run, make
 from tests.logs.kit import golden_log, read_rows, restore
 

@@ -6,10 +6,10 @@ import pytest
 
 from shared.errors import InvalidInput, NotFound
 from simulator.cluster_files import ClusterFile, read_cluster, read_tasks
-from simulator.paper_tasks import CASES, six_tasks, tasks_for
-from simulator.paper_workloads import NAMES, workload
-from simulator.random_workloads import random_workload
 from simulator.workload_inputs import resolve, with_cluster
+from simulator.workloads.paper_tasks import CASES, six_tasks, tasks_for
+from simulator.workloads.paper_workloads import NAMES, workload
+from simulator.workloads.random_workloads import random_workload
 from tests.logs.kit import golden_log, read_rows, restore
 
 TASK = "name: {name}\nmodel: {{layers: 2, hidden: 64, heads: 4, sequence_length: 32}}\nbatch: {{global: 8}}\n"

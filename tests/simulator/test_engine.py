@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from services.planner.replay import Replayer
-from services.planner.state import HardwareLayout, State
-from services.planner.throughput import flop_per_step, hardware_of, modelled_flop_per_s
-from shared.events import ErrorDetected, NodeJoined, PlanDecided, Recorded, StateMoved, TaskFinished, WorkerSlowed
-from shared.severities import ErrorKind, Severity
-from shared.tasks import TaskSpec
-from simulator.accounting import Accounting
-from simulator.agenda import START, time_of
-from simulator.engine import simulate
-from simulator.execution import DECISION_S
+from services.planner.replay.replay import Replayer
+from services.planner.state.cluster import HardwareLayout, State
+from services.planner.throughput.model import flop_per_step, hardware_of, modelled_flop_per_s
+from shared.events.severities import ErrorKind, Severity
+from shared.events.union import ErrorDetected, NodeJoined, PlanDecided, Recorded, StateMoved, TaskFinished, WorkerSlowed
+from shared.tasks.specification import TaskSpec
 from simulator.oracle import oracle
-from simulator.trace import Occurrence
+from simulator.run.accounting import Accounting
+from simulator.run.agenda import START, time_of
+from simulator.run.engine import simulate
+from simulator.run.execution import DECISION_S
+from simulator.workloads.trace import Occurrence
 from tests.simulator import small
 
 

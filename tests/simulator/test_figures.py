@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from services.planner.throughput import flop_per_step
+from services.planner.throughput.model import flop_per_step
+from shared.events.severities import ErrorKind
 from shared.planning.solver import solve_with_alternatives
-from shared.severities import ErrorKind
 from simulator import figures, published
-from simulator.paper_tasks import task
 from simulator.policies import POLICIES
 from simulator.policy import Course, Policy, Recovery
+from simulator.workloads.paper_tasks import task
 
 
 @dataclass(frozen=True)

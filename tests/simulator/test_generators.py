@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import InvalidInput
-from shared.severities import SEVERITY, Severity
-from simulator import failure_mix, generators
-from simulator.draws import Draws
-from simulator.generators import DAY_S, WEEK_S, Failures
-from simulator.paper_workloads import REAL, workload
-from simulator.trace import Trace
+from shared.events.severities import SEVERITY, Severity
+from simulator.workloads import failure_mix, generators
+from simulator.workloads.draws import Draws
+from simulator.workloads.generators import DAY_S, WEEK_S, Failures
+from simulator.workloads.paper_workloads import REAL, workload
+from simulator.workloads.trace import Trace
 from tests.examples import examples
 
 

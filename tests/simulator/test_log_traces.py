@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from services.planner.replay import Replayer
+from services.planner.replay.replay import Replayer
 from shared.errors import InvalidInput
 from simulator.log_traces import workload_of_log, workload_of_records
-from simulator.trace_files import parse_trace, write_trace
-from simulator.workload import Workload
+from simulator.workloads.trace_files import parse_trace, write_trace
+from simulator.workloads.workload import Workload
 from tests.logs.kit import GOLDEN, golden_log, read_rows, restore
 
 

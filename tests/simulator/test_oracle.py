@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.planner.throughput_tables import STAYING, throughput_of
+from services.planner.throughput.tables import STAYING, throughput_of
 from shared.planning.performance import profile
-from shared.tasks import TaskSpec, Workers
-from simulator.engine import simulate
+from shared.tasks.specification import TaskSpec, Workers
 from simulator.oracle import NAME, Bound, Capacity, capacities, oracle, task_rates
-from simulator.paper_tasks import task
-from simulator.paper_workloads import workload
 from simulator.policies import POLICIES
-from simulator.random_workloads import random_workload
-from simulator.trace import Occurrence, Trace
-from simulator.workload import Workload
+from simulator.run.engine import simulate
+from simulator.workloads.paper_tasks import task
+from simulator.workloads.paper_workloads import workload
+from simulator.workloads.random_workloads import random_workload
+from simulator.workloads.trace import Occurrence, Trace
+from simulator.workloads.workload import Workload
 from tests.examples import examples
 from tests.planner.kit import World
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from services.transition.phases import AFTER
-from shared.plans import TaskChange
-from simulator.phases import moved_phases
+from shared.events.plans import TaskChange
+from simulator.run.phases import moved_phases
 from tests.transition.drive import THREE, TWO, Drive, change, restart_change, stage
 
 CHANGES: dict[str, tuple[TaskChange, list[str]]] = {

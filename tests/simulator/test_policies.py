@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from shared.errors import InvalidInput
-from shared.plans import TaskChange
-from shared.severities import SEVERITY, ErrorKind
+from shared.events.plans import TaskChange
+from shared.events.severities import SEVERITY, ErrorKind
 from simulator.policies import POLICIES, SOLVES
 from simulator.policies.parameters import COMMON, common, parameters, policies, value
 from simulator.policies.restriction import solve_without_taking

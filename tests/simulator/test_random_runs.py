@@ -8,16 +8,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.planner.log_fold import Fold
-from services.planner.replay import Replayer
-from shared.events import Event, PlanDecided, Recorded, TaskStopped
-from shared.severities import ErrorKind
-from simulator import recorder
-from simulator.engine import simulate
+from services.planner.replay.log_fold import Fold
+from services.planner.replay.replay import Replayer
+from shared.events.severities import ErrorKind
+from shared.events.union import Event, PlanDecided, Recorded, TaskStopped
 from simulator.policies import POLICIES, SOLVES
 from simulator.policy import Policy
-from simulator.trace import Occurrence
-from simulator.workload import Workload
+from simulator.run import recorder
+from simulator.run.engine import simulate
+from simulator.workloads.trace import Occurrence
+from simulator.workloads.workload import Workload
 from tests.examples import examples
 from tests.simulator import small
 

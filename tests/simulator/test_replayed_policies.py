@@ -8,17 +8,17 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from services.planner.log_fold import Fold
-from services.planner.replay import Replayer
-from services.planner.what_if_inputs import Inputs
+from services.planner.replay.log_fold import Fold
+from services.planner.replay.replay import Replayer
+from services.planner.replay.what_if_inputs import Inputs
 from shared.errors import UnknownPolicy
-from shared.events import ClusterConfigured, PlanDecided
+from shared.events.plans import Problem, Solution
+from shared.events.union import ClusterConfigured, PlanDecided
 from shared.log.log import EventLog
 from shared.planning.solver import evaluate
-from shared.plans import Problem, Solution
-from simulator.engine import simulate
 from simulator.policies import POLICIES, SOLVES
-from simulator.workload import Workload
+from simulator.run.engine import simulate
+from simulator.workloads.workload import Workload
 from tests.simulator import small
 
 

@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from services.api.ledger import CATEGORIES
+from services.api.costs.ledger import CATEGORIES
 from shared.errors import Unavailable
-from shared.plans import Problem, Solution
-from shared.severities import ErrorKind
+from shared.events.plans import Problem, Solution
+from shared.events.severities import ErrorKind
 from simulator.outcome import Outcome
 from simulator.policy import Course, Policy, Recovery
 from simulator.report.page import Material, page

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import InvalidInput
+from shared.events.plans import Problem, TaskProblem
 from shared.planning.solver import evaluate, solve_with_alternatives
 from shared.planning.waf import waf_flop_per_s
-from shared.plans import Problem, TaskProblem
 from simulator.policies.restriction import is_kept, solve_without_taking, without_taking
 from tests.examples import examples
 

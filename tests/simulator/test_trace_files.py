@@ -8,10 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shared.errors import InvalidInput, NotFound
-from simulator.paper_workloads import NAMES, spot, workload
-from simulator.random_workloads import random_workload
-from simulator.trace import Change, Occurrence, Trace
-from simulator.trace_files import LIGHTER, parse_spot_trace, parse_trace, read_trace, write_trace
+from simulator.workloads.paper_workloads import NAMES, spot, workload
+from simulator.workloads.random_workloads import random_workload
+from simulator.workloads.trace import Change, Occurrence, Trace
+from simulator.workloads.trace_files import LIGHTER, parse_spot_trace, parse_trace, read_trace, write_trace
 
 HEADER = "time_s,node,event,kind,slowdown\n"
 

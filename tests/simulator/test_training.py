@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.agenda import Agenda
-from simulator.training import Training
+from simulator.run.agenda import Agenda
+from simulator.run.training import Training
 from tests.simulator import small
 
 

@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from cli.main import main
-from services.planner.replay import Replayer
+from services.planner.replay.replay import Replayer
 from shared.errors import InvalidInput
-from simulator.cluster_parameters import PARAMETERS
-from simulator.what_if import HistoryComparison, compare_histories
-from simulator.what_if_changes import KEYS, parse_changes
+from simulator.what_if.changes import KEYS, parse_changes
+from simulator.what_if.simulation import HistoryComparison, compare_histories
+from simulator.workloads.cluster_parameters import PARAMETERS
 from tests.logs.kit import Row, golden_log, read_rows, restore
 
 

@@ -24,18 +24,9 @@ from services.transition.state import (
     TransitionLimits,
     node_of,
 )
-from shared.commands import (
-    ConfigureTask,
-    DrainTask,
-    HoldTask,
-    OpenStore,
-    Prepare,
-    ReleaseTask,
-    Reply,
-    StopTask,
-    WorkerResult,
-)
-from shared.events import (
+from shared.events.plans import Layout, Member, Response, Stage, TaskChange, Trigger
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import (
     ErrorDetected,
     Event,
     NodeJoined,
@@ -49,9 +40,18 @@ from shared.events import (
     TaskStopped,
     TaskSubmitted,
 )
-from shared.plans import Layout, Member, Response, Stage, TaskChange, Trigger
-from shared.severities import ErrorKind, Method, Severity
-from shared.tasks import Batch, ModelShape, TaskSpec
+from shared.messages.commands import (
+    ConfigureTask,
+    DrainTask,
+    HoldTask,
+    OpenStore,
+    Prepare,
+    ReleaseTask,
+    Reply,
+    StopTask,
+    WorkerResult,
+)
+from shared.tasks.specification import Batch, ModelShape, TaskSpec
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 Source = Literal["live", "take", "checkpoint", "initial"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from services.transition.state import TimerName
-from shared.events import TaskResumeRequested
-from shared.plans import TaskChange
+from shared.events.plans import TaskChange
+from shared.events.union import TaskResumeRequested
 from tests.transition.drive import EPOCH, THREE, Drive, change, restart_change, stage
 
 WAIT_S = 30.0

@@ -8,8 +8,8 @@ from typing import Literal
 import pytest
 
 from services.transition import state
-from shared.commands import ReleaseTask
-from shared.events import TaskProgressed
+from shared.events.union import TaskProgressed
+from shared.messages.commands import ReleaseTask
 from tests.transition.drive import TWO, Drive, change, stage
 
 PLENTY = [f"t{number}" for number in range(10)]

@@ -8,9 +8,9 @@ from typing import Literal
 import pytest
 
 from services.transition.state import Outcome, TimerName
-from shared.codes import FailureCode
-from shared.commands import HoldTask, StopTask
-from shared.events import TaskStopRequested
+from shared.events.codes import FailureCode
+from shared.events.union import TaskStopRequested
+from shared.messages.commands import HoldTask, StopTask
 from tests.transition.drive import THREE, TWO, Drive, change, restart_change, stage
 
 

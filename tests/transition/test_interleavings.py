@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.transition.state import Outcome, Send, Timer, TimerName, node_of
-from shared.commands import ConfigureTask, DrainTask, HoldTask, Prepare, ReleaseTask, StopTask
-from shared.plans import Stage, TaskChange
+from shared.events.plans import Stage, TaskChange
+from shared.messages.commands import ConfigureTask, DrainTask, HoldTask, Prepare, ReleaseTask, StopTask
 from tests.transition.drive import Drive, change, stage
 
 WORKERS = [f"n{node}/{slot}" for node in range(3) for slot in range(2)]

@@ -16,18 +16,18 @@ import pytest
 from services.planner.decide import DECIDER
 from services.transition.main import Transition
 from services.transition.state import Send
-from shared.bus import Bus
-from shared.codes import FailureCode
-from shared.commands import COMMAND, COMMANDS, Command, Reply
-from shared.events import ErrorDetected, Event, PlanDecided, Recorded, StateMoved, TaskSubmitted
+from shared.bus.connection import Bus
+from shared.events.codes import FailureCode
+from shared.events.plans import Response, TaskChange, Trigger
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected, Event, PlanDecided, Recorded, StateMoved, TaskSubmitted
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.log_lines import JsonLines
+from shared.messages.commands import COMMAND, COMMANDS, Command, Reply
 from shared.model import utc_now
-from shared.plans import Response, TaskChange, Trigger
-from shared.service import Context
-from shared.settings import Settings
-from shared.severities import ErrorKind, Method, Severity
+from shared.service.frame import Context
+from shared.service.log_lines import JsonLines
+from shared.settings.model import Settings
 from tests.nats_server import OpenServer
 from tests.transition.drive import answer, change, spec, stage
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from shared.events import ErrorDetected
-from shared.severities import ErrorKind, Method, Severity
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import ErrorDetected
 from tests.transition.drive import Drive, change, stage
 
 

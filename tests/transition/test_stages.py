@@ -9,8 +9,8 @@ import pytest
 
 from services.transition import decide, phase_commands, phases
 from services.transition.state import Outcome
-from shared.commands import ConfigureTask, Prepare
-from shared.severities import ErrorKind
+from shared.events.severities import ErrorKind
+from shared.messages.commands import ConfigureTask, Prepare
 from tests.transition.drive import THREE, TWO, Drive, change, restart_change, stage
 
 

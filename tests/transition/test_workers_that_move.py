@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from services.transition.state import Outcome, TimerName
-from shared.codes import FailureCode
-from shared.commands import Prepare, ReleaseTask
+from shared.events.codes import FailureCode
+from shared.messages.commands import Prepare, ReleaseTask
 from tests.transition.drive import THREE, TWO, Drive, change, restart_change, stage
 
 

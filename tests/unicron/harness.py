@@ -23,7 +23,7 @@ from typing import Any
 from filelock import FileLock
 
 from tests.unicron.zygote import environment, zygote
-from unicron.protocol import (
+from unicron.protocol.messages import (
     Configure,
     Drain,
     Drained,

@@ -16,11 +16,11 @@ from uuid import uuid4
 
 import pytest
 
-from unicron import environment
 from unicron.link.agent_link import EXIT_INCOMPATIBLE, NOTHING, STOP, AgentLink
 from unicron.link.breaker import Breakable, Breaker, BreakMethod
 from unicron.link.connection import socket_address
-from unicron.protocol import (
+from unicron.protocol import environment
+from unicron.protocol.messages import (
     Checkpointed,
     Configure,
     Drain,

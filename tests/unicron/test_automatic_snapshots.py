@@ -13,8 +13,8 @@ from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import Agent, agent
 from tests.unicron.test_recovery import check_result
 from tests.unicron.test_snapshots import Nodes
-from unicron.environment import MTBF_NODE_S
-from unicron.protocol import Progress
+from unicron.protocol.environment import MTBF_NODE_S
+from unicron.protocol.messages import Progress
 
 AUTO = {"every": 0}
 """What the specification says by itself."""

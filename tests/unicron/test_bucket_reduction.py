@@ -15,7 +15,6 @@ from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent
 from tests.unicron.test_loss_scale import ALL_AT_ONCE, FIELDS, example
 from tests.unicron.test_overlap import CLIPPED, SMALL_BUCKETS, STEADY, STEP, TOLERANCE, check_result, train
-from unicron import environment
 from unicron.accounting import PartialStep
 from unicron.errors import CommunicationFailed, NonFiniteValue, WrongLoop
 from unicron.gradients import bucket_reduction
@@ -23,7 +22,8 @@ from unicron.gradients.accumulators import InPlaceAccumulator
 from unicron.gradients.bucket_reduction import BucketReduction
 from unicron.gradients.overlap import Hooks
 from unicron.gradients.reduction import IN_FLIGHT
-from unicron.protocol import Progress, Raised
+from unicron.protocol import environment
+from unicron.protocol.messages import Progress, Raised
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -12,7 +12,7 @@ from tests.unicron.harness import agent
 from tests.unicron.test_recovery import begin, check_result
 from tests.unicron.zygote import WRITES_AT_ONCE
 from unicron.checkpoint import archive
-from unicron.protocol import Checkpointed, CheckpointFailed, Stop, StopRefused
+from unicron.protocol.messages import Checkpointed, CheckpointFailed, Stop, StopRefused
 
 
 def damage(location: str) -> None:

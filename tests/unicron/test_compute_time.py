@@ -9,9 +9,9 @@ import pytest
 
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import agent
-from unicron import compute_time
-from unicron.compute_time import ComputeTimer, run_queue_wait_s
-from unicron.protocol import Progress
+from unicron.protocol.messages import Progress
+from unicron.training import compute_time
+from unicron.training.compute_time import ComputeTimer, run_queue_wait_s
 
 
 class Clocks:
@@ -19,8 +19,8 @@ class Clocks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wall_s = self.ran_s = self.starved_s = 0.0
-        monkeypatch.setattr("unicron.compute_time.time.perf_counter", lambda: self.wall_s)
-        monkeypatch.setattr("unicron.compute_time.time.thread_time", lambda: self.ran_s)
+        monkeypatch.setattr("unicron.training.compute_time.time.perf_counter", lambda: self.wall_s)
+        monkeypatch.setattr("unicron.training.compute_time.time.thread_time", lambda: self.ran_s)
         monkeypatch.setattr(compute_time, "run_queue_wait_s", lambda: self.starved_s)
 
     def pass_by(self, *, ran_s: float = 0.0, starved_s: float = 0.0, slept_s: float = 0.0) -> None:
@@ -36,7 +36,7 @@ class Clocks:
 )
 def test_what_counts(monkeypatch: pytest.MonkeyPatch, *, alone: bool, waited_s: float, expected_s: float) -> None:
     """In each step the thread runs for a second, sleeps for two, and lacks a CPU for four."""
-    monkeypatch.setattr("unicron.compute_time.device.is_cuda", lambda: False)
+    monkeypatch.setattr("unicron.training.compute_time.device.is_cuda", lambda: False)
     clocks, timer = Clocks(monkeypatch), ComputeTimer()
     for _ in range(2):
         clocks.pass_by(ran_s=10.0, slept_s=10.0)  # what is between two steps does not count

@@ -24,7 +24,8 @@ from tests.unicron.contract.communicator import Communicator, State
 from tests.unicron.contract.ranks import End, Rank, run
 from tests.unicron.contract.settings import Settings
 from tests.unicron.contract.watchdog import TorchSettings
-from unicron import backend, sockets
+from unicron import backend
+from unicron.process import sockets
 
 pytestmark = pytest.mark.timeout(60)
 

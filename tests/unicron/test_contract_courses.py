@@ -24,8 +24,8 @@ from tests.unicron.harness import PATIENCE_S, Agent, agent, reference_of
 from tests.unicron.test_recovery import every_step
 from tests.unicron.test_snapshots import Nodes
 from tests.unicron.zygote import WRITES_AT_ONCE
-from unicron.environment import BUCKET_BYTES
-from unicron.protocol import Configure, Finished, Held, Hold, Progress, Raised, Resumed
+from unicron.protocol.environment import BUCKET_BYTES
+from unicron.protocol.messages import Configure, Finished, Held, Hold, Progress, Raised, Resumed
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -74,7 +74,7 @@ class CourseFault:
     """What happens to whom. All victims are in the same step."""
 
     at: str
-    """The fault point, see ``unicron.faults``."""
+    """The fault point, see ``unicron.process.faults``."""
     kind: str
     """``kill``, ``exception``, ``sleep`` or ``communication``; where the optimizer is divided not ``exception``."""
     victims: tuple[int, ...] = (1,)

@@ -11,7 +11,7 @@ from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import agent
 from tests.unicron.test_contract_courses import CONTRACT
 from tests.unicron.test_scripts import script, train
-from unicron.protocol import Raised
+from unicron.protocol.messages import Raised
 
 pytestmark = pytest.mark.timeout(150)
 

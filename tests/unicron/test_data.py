@@ -19,10 +19,10 @@ import torch
 
 import unicron
 from tests.unicron.conftest import MODEL
-from unicron import environment
 from unicron.accounting import EMPTY_DIGEST, chain_digest
 from unicron.checkpoint import archive, reader
 from unicron.errors import InvalidSpec, NonFiniteValue
+from unicron.protocol import environment
 from unicron.state.rank_state import RankState
 from unicron.trainer import corpus, spec
 from unicron.trainer.data import END_OF_DOCUMENT, Samples, dataset_prefix

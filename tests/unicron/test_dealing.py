@@ -13,7 +13,7 @@ from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent, reference_of
 from tests.unicron.test_recovery import TOLERANCE
 from unicron.join.agreement import share
-from unicron.protocol import Progress
+from unicron.protocol.messages import Progress
 
 
 @settings(deadline=None, derandomize=True)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from unicron.accounting import PartialStep
-from unicron.end_of_step import Agreement, EndOfStep, Member
 from unicron.errors import SampleAccountingError
+from unicron.training.end_of_step import Agreement, EndOfStep, Member
 
 MICRO_BATCHES = 4
 

@@ -10,7 +10,7 @@ import pytest
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import Agent, agent
 from tests.unicron.test_recovery import begin, check_result
-from unicron.protocol import (
+from unicron.protocol.messages import (
     Checkpointed,
     CheckpointFailed,
     Finished,

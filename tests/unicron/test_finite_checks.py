@@ -16,7 +16,7 @@ from tests.unicron.test_scripts import script
 from unicron.accounting import EMPTY_DIGEST
 from unicron.errors import NonFiniteValue
 from unicron.gradients.precision import Precision
-from unicron.protocol import Raised
+from unicron.protocol.messages import Raised
 from unicron.state.rank_state import RankState
 
 pytestmark = pytest.mark.timeout(180)

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from services.detector.missing_ranks import missing
-from shared.stacks import GroupRecord, Operation
+from services.detector.progress.missing_ranks import missing
+from shared.messages.stacks import GroupRecord, Operation
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import Agent, agent
-from unicron.protocol import AskGroups, Groups
+from unicron.protocol.messages import AskGroups, Groups
 
 pytestmark = pytest.mark.timeout(180)
 
 SLEEP = """
 import os, pathlib, time
 import unicron.train
-from unicron.step import Step
+from unicron.training.step import Step
 
 reduce = Step.reduce
 

@@ -16,7 +16,7 @@ import pytest
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import agent
 from tests.unicron.test_recovery import check_result
-from unicron.protocol import Hello, Progress, Raised
+from unicron.protocol.messages import Hello, Progress, Raised
 
 
 def alive(pid: int) -> bool:

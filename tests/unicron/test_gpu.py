@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.agent import hardware
-from services.agent.visible_devices import VISIBLE_VARIABLE
+from services.agent.machine import hardware
+from services.agent.machine.visible_devices import VISIBLE_VARIABLE
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import ON_ONE_DEVICE, Agent, agent
 from tests.unicron.test_contract_courses import DP2, DP3, NCCL, PP, TP, Course, CourseFault, follow
 from unicron import device
-from unicron.protocol import Finished, Progress, Raised, Resumed
+from unicron.protocol.messages import Finished, Progress, Raised, Resumed
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicron import environment
 from unicron.errors import NonFiniteValue
 from unicron.gradients import fixed_point
 from unicron.gradients.accumulators import Accumulator, InPlaceAccumulator, SeparateAccumulator
@@ -20,6 +19,7 @@ from unicron.gradients.buckets import bucket_slices
 from unicron.gradients.exchange import Exchange
 from unicron.gradients.fixed_point import FixedPointAccumulator
 from unicron.gradients.spans import memory_order, spans
+from unicron.protocol import environment
 
 SIZES = [5, 1, 7]
 MICRO_BATCHES = 6

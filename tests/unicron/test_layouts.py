@@ -10,7 +10,7 @@ import pytest
 
 from tests.unicron.conftest import TWO_LAYERS, SpecFile, largest_difference, train_alone
 from tests.unicron.harness import Agent, agent
-from unicron.protocol import Checkpointed, Finished, Progress
+from unicron.protocol.messages import Checkpointed, Finished, Progress
 
 LAYOUTS = [(2, 1, 2), (3, 1, 1), (4, 2, 1)]
 """(processes, tensor, pipeline)"""

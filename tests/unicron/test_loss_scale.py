@@ -12,7 +12,7 @@ from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent
 from tests.unicron.zygote import ROOT
 from unicron.megatron.schedule import LossScale
-from unicron.protocol import Finished, Raised
+from unicron.protocol.messages import Finished, Raised
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -11,7 +11,7 @@ from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import agent
 from tests.unicron.test_snapshots import Nodes
 from tests.unicron.test_transfer import check_result
-from unicron.protocol import Resumed
+from unicron.protocol.messages import Resumed
 
 STEP = 3
 SLOW = ("1", "reduce")

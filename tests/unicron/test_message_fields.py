@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from unicron.protocol import Progress, decode, encode
+from unicron.protocol.messages import Progress, decode, encode
 
 
 def test_what_a_message_does_not_say_is_not_in_its_line() -> None:

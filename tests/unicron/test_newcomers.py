@@ -12,7 +12,7 @@ import pytest
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent, reference_of
 from tests.unicron.test_scripts import script
-from unicron.protocol import Checkpointed, Identified, Raised, Resumed
+from unicron.protocol.messages import Checkpointed, Identified, Raised, Resumed
 
 READS = "__import__('json').load(open({path!r}))['{name}']"
 """What a script says to read a number from a JSON file."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unicron import output
+from unicron.process import output
 
 
 def test_what_finds_no_room_is_left_out_and_that_is_said(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from tests.unicron.harness import Agent, agent, reference_of
 from tests.unicron.test_loss_scale import ALL_AT_ONCE, FIELDS, example
 from tests.unicron.test_snapshots import Nodes
 from tests.unicron.zygote import WRITES_AT_ONCE
-from unicron.environment import BUCKET_BYTES
-from unicron.protocol import Checkpointed, Finished, Held, Raised
-from unicron.step import Step
+from unicron.protocol.environment import BUCKET_BYTES
+from unicron.protocol.messages import Checkpointed, Finished, Held, Raised
+from unicron.training.step import Step
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.unicron.conftest import MODEL, SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent, reference_of
-from unicron.environment import BUCKET_BYTES, FINISH_FLOOR_S
-from unicron.protocol import Finished, Held, Hold, Raised, Resumed
+from unicron.protocol.environment import BUCKET_BYTES, FINISH_FLOOR_S
+from unicron.protocol.messages import Finished, Held, Hold, Raised, Resumed
 
 STEP = 2
 ROUNDING = 1e-4

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from unicron.preloading import QUIET, ThreadWatch, keep_quiet
+from unicron.process.preloading import QUIET, ThreadWatch, keep_quiet
 
 STARTS = """
 import threading
@@ -60,7 +60,7 @@ def run(code: str, folder: Path, **variables: str) -> str:
 
 def test_each_thread_is_named_with_the_module_whose_import_started_it(modules: Path) -> None:
     code = (
-        "from unicron.preloading import ThreadWatch\n"
+        "from unicron.process.preloading import ThreadWatch\n"
         "with ThreadWatch() as threads:\n"
         "    import outer\n"
         "print([tuple(thread) for thread in threads.started()])"
@@ -95,7 +95,7 @@ def test_known_libraries_are_kept_from_starting_threads_whatever_the_environment
 def test_a_thread_of_a_library_is_charged_to_the_module_that_loads_it(tmp_path: Path) -> None:
     """numpy's module imports others as it is made, after OpenBLAS has been loaded with it."""
     code = (
-        "from unicron.preloading import ThreadWatch\n"
+        "from unicron.process.preloading import ThreadWatch\n"
         "with ThreadWatch() as threads:\n"
         "    import numpy\n"
         "print([thread.module for thread in threads.started()])"

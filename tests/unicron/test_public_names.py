@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import unicron
-from unicron.protocol import Configure
-from unicron.run import Run
+from unicron.protocol.messages import Configure
+from unicron.training.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,7 +13,7 @@ import pytest
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent, reference_of
 from tests.unicron.zygote import WRITES_AT_ONCE
-from unicron.protocol import (
+from unicron.protocol.messages import (
     Checkpointed,
     Drain,
     Drained,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from unicron import environment
 from unicron.gradients import reduction
 from unicron.gradients.accumulators import InPlaceAccumulator
+from unicron.protocol import environment
 
 SIZES = [5, 1, 7]
 """Elements of the model's tensors."""

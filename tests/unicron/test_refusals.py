@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import Agent, agent
 from tests.unicron.test_scripts import script
-from unicron.protocol import Raised
+from unicron.protocol.messages import Raised
 
 CHAINED = """
 try:

@@ -10,8 +10,8 @@ import pytest
 
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent, reference_of
-from unicron.protocol import Checkpointed, Finished, Progress, Resumed
-from unicron.step import BUCKET_REPORTS
+from unicron.protocol.messages import Checkpointed, Finished, Progress, Resumed
+from unicron.training.step import BUCKET_REPORTS
 
 WORKERS = ["w0", "w1", "w2"]
 SMALL_BUCKETS = {"UNICRON_BUCKET_BYTES": str(16 << 10)}

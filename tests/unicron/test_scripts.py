@@ -11,7 +11,7 @@ import pytest
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent
 from tests.unicron.test_snapshots import Nodes
-from unicron.protocol import Checkpointed, Finished, Progress, Raised, Resumed
+from unicron.protocol.messages import Checkpointed, Finished, Progress, Raised, Resumed
 
 SCRIPT = """
 import os

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import agent
-from unicron.protocol import Configure
+from unicron.protocol.messages import Configure
 
 NODES = ["n0", "n1"]
 

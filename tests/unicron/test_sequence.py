@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tests.unicron.conftest import MODEL, SpecFile, largest_difference, train_alone
 from tests.unicron.harness import Agent, agent, reference_of
 from tests.unicron.test_transfer import check_result
-from unicron.protocol import Finished, Raised
+from unicron.protocol.messages import Finished, Raised
 from unicron.trainer.dropout import Dropout
 
 pytestmark = pytest.mark.timeout(180)

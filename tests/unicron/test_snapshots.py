@@ -16,7 +16,7 @@ from tests.unicron.harness import Agent, agent
 from tests.unicron.test_recovery import begin, check_result
 from tests.unicron.zygote import WRITES_AT_ONCE
 from unicron.errors import TornSnapshot
-from unicron.protocol import Checkpointed, CheckpointFailed, Progress, Resumed
+from unicron.protocol.messages import Checkpointed, CheckpointFailed, Progress, Resumed
 from unicron.snapshot import files
 
 COPIED_AT_4 = {"every": 0, "memory_every": 4}

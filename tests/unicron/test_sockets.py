@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from unicron import sockets
+from unicron.process import sockets
 
 LIMIT_MS = 5_000
 

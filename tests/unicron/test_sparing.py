@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from unicron import environment
 from unicron.link.sparing import UNMEASURED_S, Sparing
+from unicron.protocol import environment
 
 FLOOR_S = 0.5
 

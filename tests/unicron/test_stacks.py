@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(60)
 
 BUSY = r"""
 import json, sys, threading
-from unicron.processes import write_stacks
+from unicron.process.processes import write_stacks
 
 def busy():
     def below(n):

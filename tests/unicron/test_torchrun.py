@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from tests.unicron.zygote import environment as environment_of_tests
-from unicron import environment
 from unicron.link import torchrun
 from unicron.link.standalone import standalone_generation
-from unicron.protocol import Configure
+from unicron.protocol import environment
+from unicron.protocol.messages import Configure
 
 WORKERS = ["a/0", "b/1", "a/3", "b/0"]
 

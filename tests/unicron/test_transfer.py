@@ -11,8 +11,8 @@ import pytest
 from tests.unicron.conftest import TWO_LAYERS, SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent, reference_of
 from tests.unicron.zygote import WRITES_AT_ONCE
-from unicron.environment import ROUND_BYTES
-from unicron.protocol import Checkpointed, Finished, Raised
+from unicron.protocol.environment import ROUND_BYTES
+from unicron.protocol.messages import Checkpointed, Finished, Raised
 
 TOLERANCE = 1e-5
 

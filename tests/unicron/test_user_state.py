@@ -15,7 +15,7 @@ from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent
 from tests.unicron.test_snapshots import Nodes
 from tests.unicron.zygote import ROOT, WRITES_AT_ONCE, zygote
-from unicron.protocol import Checkpointed, Finished, Raised
+from unicron.protocol.messages import Checkpointed, Finished, Raised
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -23,7 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unicron import forkserver, processes
+from unicron import forkserver
+from unicron.process import processes
 
 WRITES_AT_ONCE = {"UNICRON_TEST_WRITES_AT_ONCE": "1"}
 """Environment of a rank that trains on only when its part of a checkpoint is written, and on rank 0 the checkpoint too.

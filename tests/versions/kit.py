@@ -9,11 +9,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from shared.commands import ConfigureTask, OpenStore, Prepare, ReleaseTask, Reply, WorkerResult
-from shared.departure import Departure, DepartureAnswer
-from shared.model import Model
-from shared.self_test import SelfTest, SelfTestResult
-from shared.signals import (
+from shared.messages.commands import ConfigureTask, OpenStore, Prepare, ReleaseTask, Reply, WorkerResult
+from shared.messages.departure import Departure, DepartureAnswer
+from shared.messages.self_test import SelfTest, SelfTestResult
+from shared.messages.signals import (
     DeviceFailed,
     DeviceReading,
     DeviceStatus,
@@ -24,7 +23,8 @@ from shared.signals import (
     RankRaised,
     WorkerStatus,
 )
-from shared.tasks import parse_spec
+from shared.model import Model
+from shared.tasks.specification import parse_spec
 from tests.agent.kit import SPEC, stage
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from services.detector.decide import Monitor
-from shared.codes import FailureCode
-from shared.commands import COMMAND, REPLY, Prepare
-from shared.departure import DEPARTURE, DEPARTURE_ANSWER
-from shared.dropped import MAX_LINES, DroppedMessages
+from shared.bus.dropped import MAX_LINES, DroppedMessages
+from shared.bus.messages import MAX_INTEGER, decode
 from shared.errors import InvalidInput, Undecodable
-from shared.events import TaskSubmitted
+from shared.events.codes import FailureCode
+from shared.events.plans import TaskChange
+from shared.events.union import TaskSubmitted
 from shared.log.writing import draft
-from shared.messages import MAX_INTEGER, decode
+from shared.messages.commands import COMMAND, REPLY, Prepare
+from shared.messages.departure import DEPARTURE, DEPARTURE_ANSWER
+from shared.messages.self_test import SELF_TEST_REQUEST, SELF_TEST_RESULT
+from shared.messages.signals import HEARTBEAT, PHASES, SIGNAL, RankRaised
 from shared.model import Model
-from shared.plans import TaskChange
-from shared.self_test import SELF_TEST_REQUEST, SELF_TEST_RESULT
-from shared.settings import read_settings
-from shared.signals import HEARTBEAT, PHASES, SIGNAL, RankRaised
-from shared.tasks import TaskSpec, parse_spec
+from shared.settings.model import read_settings
+from shared.tasks.specification import TaskSpec, parse_spec
 from tests.agent.kit import SPEC, stage
 from tests.detector.kit import LIMITS, START, at, moved, plan
 from tests.versions.kit import (
@@ -45,7 +45,7 @@ from tests.versions.kit import (
     ill_formed,
     places,
 )
-from unicron import protocol
+from unicron.protocol import messages
 
 KINDS: list[tuple[TypeAdapter[Any], list[Model]]] = [
     (HEARTBEAT, [heartbeat()]),
@@ -113,7 +113,7 @@ def test_values_of_a_newer_version_have_a_fallback_where_there_is_a_safe_one() -
 
 
 def test_the_known_phases_are_those_of_the_ranks() -> None:
-    assert PHASES == protocol.PHASES
+    assert PHASES == messages.PHASES
 
 
 def test_an_option_of_a_task_that_an_agent_does_not_know_is_refused_and_not_ignored() -> None:
@@ -283,12 +283,12 @@ def test_names_at_random_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
 
 # ---- ranks and agents
 
-RANK_SAMPLES: list[protocol.Message] = [
-    protocol.Hello(version=2, task="gpt", worker="n0/0", pid=7),
-    protocol.Progress(generation=1, rank=0, step=4, phase="ended", loss=2.0, duration_s=0.5),
-    protocol.Resumed(generation=1, step=4, source="own", phases={"rebuild": 0.1}, deal={"0": [1, 2]}),
-    protocol.Raised(generation=1, rank=0, step=4, kind="exception", error="E", detail="d", traceback="t"),
-    protocol.Configure(
+RANK_SAMPLES: list[messages.Message] = [
+    messages.Hello(version=2, task="gpt", worker="n0/0", pid=7),
+    messages.Progress(generation=1, rank=0, step=4, phase="ended", loss=2.0, duration_s=0.5),
+    messages.Resumed(generation=1, step=4, source="own", phases={"rebuild": 0.1}, deal={"0": [1, 2]}),
+    messages.Raised(generation=1, rank=0, step=4, kind="exception", error="E", detail="d", traceback="t"),
+    messages.Configure(
         generation=1, stage="boundary", rank=0, world_size=1, tensor=1, pipeline=1, store_host="", store_port=0,
         members=[[0, "n0/0", "initial"]],
     ),
@@ -296,23 +296,23 @@ RANK_SAMPLES: list[protocol.Message] = [
 
 
 @pytest.mark.parametrize("message", RANK_SAMPLES)
-def test_ranks_and_agents_ignore_fields_that_they_do_not_know(message: protocol.Message) -> None:
-    newer = {**json.loads(protocol.encode(message)), "added_later": {"deep": [1]}}
-    assert protocol.decode(json.dumps(newer).encode()) == message
+def test_ranks_and_agents_ignore_fields_that_they_do_not_know(message: messages.Message) -> None:
+    newer = {**json.loads(messages.encode(message)), "added_later": {"deep": [1]}}
+    assert messages.decode(json.dumps(newer).encode()) == message
 
 
 @given(st.data())
 def test_any_line_is_a_message_of_the_declared_types_or_an_error(data: st.DataObject) -> None:
-    ordinary = json.loads(protocol.encode(data.draw(st.sampled_from(RANK_SAMPLES))))
+    ordinary = json.loads(messages.encode(data.draw(st.sampled_from(RANK_SAMPLES))))
     path = data.draw(st.sampled_from(places(ordinary)))
     value = data.draw(st.one_of(st.sampled_from([*ILL, LONE_SURROGATE]), st.text(max_size=9)))
     line = data.draw(st.one_of(st.just(json.dumps(exchanged(ordinary, path, value)).encode()), st.binary(max_size=99)))
     try:
-        message = protocol.decode(line)
-    except protocol.ProtocolError:
+        message = messages.decode(line)
+    except messages.ProtocolError:
         return
-    assert protocol.decode(protocol.encode(message)) == message
-    if isinstance(message, protocol.Progress):
+    assert messages.decode(messages.encode(message)) == message
+    if isinstance(message, messages.Progress):
         assert isinstance(message.step, int)
         assert 0 <= message.step <= MAX_INTEGER
         assert message.loss is None or abs(message.loss) < float("inf")
@@ -320,18 +320,18 @@ def test_any_line_is_a_message_of_the_declared_types_or_an_error(data: st.DataOb
 
 @pytest.mark.parametrize("line", [b"[" * 100_000, b'{"message":' + b"[" * 100_000, b"9" * 5000, b'{"message":["a"]}'])
 def test_deep_and_long_lines_are_protocol_errors(line: bytes) -> None:
-    with pytest.raises(protocol.ProtocolError):
-        protocol.decode(line)
+    with pytest.raises(messages.ProtocolError):
+        messages.decode(line)
 
 
 def test_an_unknown_message_is_named_in_its_error() -> None:
-    with pytest.raises(protocol.ProtocolError) as refused:
-        protocol.decode(b'{"message":"later","x":1}')
+    with pytest.raises(messages.ProtocolError) as refused:
+        messages.decode(b'{"message":"later","x":1}')
     assert refused.value.name == "later"
 
 
 def test_a_loss_that_is_not_finite_is_read_as_none() -> None:
-    progress = protocol.Progress(generation=1, rank=0, step=4, phase="ended", loss=float("nan"), duration_s=0.5)
-    read = protocol.decode(protocol.encode(progress))
-    assert isinstance(read, protocol.Progress)
+    progress = messages.Progress(generation=1, rank=0, step=4, phase="ended", loss=float("nan"), duration_s=0.5)
+    read = messages.decode(messages.encode(progress))
+    assert isinstance(read, messages.Progress)
     assert (read.loss, read.duration_s) == (None, 0.5)

@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 
 from cli.main import app, main
 from services.planner import main as planner
-from services.planner.replay import Replayer
-from shared.bus import Bus
+from services.planner.replay.replay import Replayer
+from shared.bus.connection import Bus
 from shared.errors import Corrupt, NewerVersion, OlderVersion
-from shared.events import OLDEST_DECIDER
+from shared.events.union import OLDEST_DECIDER
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.service import Context
-from shared.settings import Settings
+from shared.service.frame import Context
+from shared.settings.model import Settings
 from tests.shared.samples import event_id, node_joined, plan
 from tests.shared.test_upcast import append_raw, moved
 

@@ -17,17 +17,17 @@ import pytest
 from services.agent.agent import Agent
 from services.planner import main as planner
 from services.transition.main import Transition
-from shared.bus import Bus
-from shared.commands import COMMANDS
-from shared.dropped import DroppedMessages
+from shared.bus.connection import Bus
+from shared.bus.dropped import DroppedMessages
 from shared.errors import Unavailable
-from shared.events import ErrorDetected, NodeJoined, StateMoved, TaskFinished, TaskSubmitted
+from shared.events.plans import TaskChange
+from shared.events.union import ErrorDetected, NodeJoined, StateMoved, TaskFinished, TaskSubmitted
 from shared.log.journal import Journal
-from shared.plans import TaskChange
-from shared.service import Context
-from shared.settings import Settings
-from shared.signals import ACCEPTED, HEARTBEATS, REFUSED, SIGNALS, ProcessExited, RankCheckpointed
-from shared.tasks import parse_spec
+from shared.messages.commands import COMMANDS
+from shared.messages.signals import ACCEPTED, HEARTBEATS, REFUSED, SIGNALS, ProcessExited, RankCheckpointed
+from shared.service.frame import Context
+from shared.settings.model import Settings
+from shared.tasks.specification import parse_spec
 from tests.agent.conftest import agent, driver, ear, inherited
 from tests.agent.kit import HERE, SPEC, WAIT_S, WORKERS, Driver, Ear, stage, supervision
 from tests.api.kit import Server, serving, until
@@ -87,7 +87,7 @@ async def test_a_signal_of_an_unknown_kind_does_not_keep_the_next_one_back(
     settings: Settings, bus: Bus, journal: Journal, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An agent's own queue, with a signal that only a newer detector knows."""
-    from services.agent.signals import SignalQueue
+    from services.agent.cluster.signals import SignalQueue
 
     class Later(RankCheckpointed):
         kind: Any = "rank-dreamt"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unicron.checkpoint.writer import Outcomes
 from unicron.link import reporting
 from unicron.link.agent_link import AgentLink
-from unicron.protocol import Checkpointed, CheckpointFailed, Configure
+from unicron.protocol.messages import Checkpointed, CheckpointFailed, Configure
 
 
 def reported_to(link: AgentLink, configure: Configure) -> Outcomes:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from unicron.checkpoint import storage
 from unicron.errors import InvalidSpec
 from unicron.link.waiting import Wait
-from unicron.protocol import Configure
+from unicron.protocol.messages import Configure
 from unicron.state import transfer
 
 TOKEN = ".shared-{generation}"  # nosec B105 # a file's name

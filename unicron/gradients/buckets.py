@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from unicron import environment
+from unicron.protocol import environment
 
 LEAST_BUCKETS = 64
 """Buckets of gradients that are larger than this many small ones. Copies of three buckets are under way at once

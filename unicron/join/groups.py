@@ -22,13 +22,15 @@ from typing import Any
 
 import torch.distributed as dist
 
-from unicron import backend, environment, sockets
+from unicron import backend
 from unicron.link import issuing
 from unicron.link.agent_link import AgentLink
 from unicron.link.breaker import Breakable, BreakMethod
 from unicron.megatron import two_stages
 from unicron.megatron.parallel import model_ranks
-from unicron.protocol import Configure
+from unicron.process import sockets
+from unicron.protocol import environment
+from unicron.protocol.messages import Configure
 from unicron.torch_names import FLIGHT_RECORDER_ENTRIES
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)

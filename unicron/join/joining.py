@@ -31,7 +31,7 @@ from unicron.megatron.construction import without_collectives
 from unicron.megatron.group_references import groups_by_role, replace_groups
 from unicron.megatron.optimizer import is_distributed
 from unicron.megatron.parallel import data_group, model_coordinate, place, virtual_stages
-from unicron.protocol import Configure, Resumed
+from unicron.protocol.messages import Configure, Resumed
 from unicron.snapshot.snapshots import Snapshots
 from unicron.state import transfer
 from unicron.state.rank_state import RankState

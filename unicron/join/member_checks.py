@@ -13,7 +13,7 @@ from unicron.join.identity import Identity
 from unicron.join.own_identity import OwnIdentity
 from unicron.link.agent_link import AgentLink
 from unicron.link.waiting import Wait
-from unicron.protocol import Configure, Identified
+from unicron.protocol.messages import Configure, Identified
 from unicron.state.rank_state import RankState
 
 

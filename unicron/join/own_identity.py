@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from unicron import environment
 from unicron.join.identity import Identity
+from unicron.protocol import environment
 
 LIBRARIES = (
     *("torch", "numpy", "megatron.core", "transformer_engine", "flash_attn", "apex", "triton", "xformers"),

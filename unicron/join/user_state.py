@@ -3,7 +3,7 @@
 It has to stand at the same version. A member whose state does gives it to the others; else it comes from the snapshots
 on the members' nodes, or from the checkpoint that the rank state was read from. Where all are one update behind (a
 fault met all ranks between the update and the user's code behind it), the update's step is yielded once more, with
-nothing to compute (``unicron.applied_step``).
+nothing to compute (``unicron.training.applied_step``).
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from unicron import device, environment
+from unicron import device
 from unicron.checkpoint import reader
 from unicron.errors import UnicronError, UnsupportedState
 from unicron.link.waiting import Wait
-from unicron.protocol import Configure
+from unicron.protocol import environment
+from unicron.protocol.messages import Configure
 from unicron.snapshot.snapshots import Snapshots
 from unicron.state import transfer
 from unicron.state.chunks import StateChunk

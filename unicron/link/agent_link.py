@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from unicron import environment
 from unicron.link import flight_record, stacks
 from unicron.link.collectives import Collectives
 from unicron.link.connection import AgentConnection
-from unicron.protocol import (
+from unicron.protocol import environment
+from unicron.protocol.messages import (
     VERSION,
     AskGroups,
     Configure,
@@ -142,7 +142,7 @@ class AgentLink(Collectives):
         memory_every: int | None = None,
         replicated: bool | None = None,
     ) -> None:
-        """Report what this rank is doing; the arguments are the fields of ``unicron.protocol.Progress``.
+        """Report what this rank is doing; the arguments are the fields of ``unicron.protocol.messages.Progress``.
 
         The agent gets the newest report, soon (``unicron.link.connection``), and not every one.
         """

@@ -1,9 +1,9 @@
 """The thread that breaks collectives off while the generation of this process is held.
 
 The training thread blocks in collectives without Python code that could check for a hold. ``Breaker`` makes those
-collectives end instead: it shuts their sockets (``unicron.sockets``), or aborts their communicators. The process
-groups of a generation say how, with a ``BreakMethod`` (``unicron.join.groups``); ``unicron.link.agent_link`` says when,
-and ``unicron.link.sparing`` whether the groups of the rank's own replica are left out.
+collectives end instead: it shuts their sockets (``unicron.process.sockets``), or aborts their communicators. The
+process groups of a generation say how, with a ``BreakMethod`` (``unicron.join.groups``); ``unicron.link.agent_link``
+says when, and ``unicron.link.sparing`` whether the groups of the rank's own replica are left out.
 
 While communicators are aborted nothing else may be issued, made, destroyed or aborted: each is aborted once, and the
 training thread waits in ``leave`` until an abort that has begun has ended.
@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from unicron import sockets
 from unicron.backend import Backend
+from unicron.process import sockets
 
 BREAK_AGAIN_S = 0.005
 """Between two rounds of breaking: the training thread may be about to enter a collective, or to connect. Chosen: short

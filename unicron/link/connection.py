@@ -1,7 +1,8 @@
 """The connection of a training process to its node agent: one Unix socket, and one thread that receives from it.
 
 Sending never blocks the training thread. Bytes that the socket does not accept at once wait in a backlog, which the
-connection's thread flushes. Messages are those of ``unicron.protocol``; ``unicron.link.agent_link`` interprets them.
+connection's thread flushes. Messages are those of ``unicron.protocol.messages``; ``unicron.link.agent_link`` interprets
+them.
 
 Progress inside a step (``unicron.link.newest_progress``) is kept back until something else is sent, or until
 ``UNICRON_PROGRESS_INTERVAL_S`` has passed since progress was sent last: at once if it has, else by the connection's
@@ -23,9 +24,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from unicron import environment
 from unicron.link.newest_progress import NewestProgress
-from unicron.protocol import MAX_LINE_BYTES, Hello, Message, Progress, ProtocolError, Received, decode, encode
+from unicron.protocol import environment
+from unicron.protocol.messages import MAX_LINE_BYTES, Hello, Message, Progress, ProtocolError, Received, decode, encode
 
 MAX_NAMES = 32
 """Names of unknown messages that are reported, each once."""
@@ -65,7 +66,7 @@ class AgentConnection:
             hello: the first message on every connection.
             on_message: called with each message received.
             on_orphaned: called when no agent could be reached for the grace period
-                (``unicron.environment.ORPHAN_GRACE_S``).
+                (``unicron.protocol.environment.ORPHAN_GRACE_S``).
 
         Raises:
             OSError: no agent listens at the address.

@@ -18,7 +18,7 @@ from functools import partial
 import torch.distributed as dist
 
 from unicron.link.agent_link import AgentLink
-from unicron.protocol import Finished
+from unicron.protocol.messages import Finished
 
 LOOK_S = 0.1
 """Longest pause between two looks whether the others have come, or ended: short beside the seconds that a task's end

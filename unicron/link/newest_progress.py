@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from unicron.protocol import Progress, encode
+from unicron.protocol.messages import Progress, encode
 
 INSIDE_A_STEP = frozenset({"compute", "reduce", "update", "ended"})
 """Phases that may be kept back. That a step begins is reported at once, and with it the end of the step before: so the

@@ -1,4 +1,4 @@
-"""Errors of a training process: their kinds, and their reports to the agent (``Raised`` of ``unicron.protocol``)."""
+"""Errors of a training process: their kinds, and their reports to the agent (``Raised`` of ``process.protocol``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unicron.errors import (
 )
 from unicron.link.agent_link import AgentLink
 from unicron.link.lacks import Lack, lack_of
-from unicron.protocol import DIFFERS, REFUSED, Raised, Resumed
+from unicron.protocol.messages import DIFFERS, REFUSED, Raised, Resumed
 
 TRACEBACK_CHARACTERS = 16 * 1024
 """Longest traceback sent. Longer ones lose their beginning: the error is at the end."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from unicron import environment
+from unicron.protocol import environment
 
 FINISH_FACTOR = 2.0
 """A replica counts as stuck after this multiple of its longest micro-batch. Between two there is one; the detector

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from unicron import environment
 from unicron.link import torchrun
-from unicron.protocol import Configure
+from unicron.protocol import environment
+from unicron.protocol.messages import Configure
 
 
 def standalone_generation(directory: str, *, tensor: int = 1, pipeline: int = 1, resume: str = "") -> Configure:

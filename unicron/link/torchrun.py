@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 
-from unicron import device, environment
-from unicron.protocol import Configure
+from unicron import device
+from unicron.protocol import environment
+from unicron.protocol.messages import Configure
 
 
 def variables_of(configure: Configure, *, one_device: bool) -> dict[str, str]:

@@ -8,8 +8,8 @@ in Moody et al., SC 2010). Two bounds hold beside that: snapshots take at most `
 loss can cost stays below a limit.
 
 Each rank measures the cost in its own steps (``StepTimes``), and reports which way the interval should go with the
-statuses at the end of a step (``unicron.end_of_step``), of which the largest counts. So intervals are powers of two,
-all ranks have the same one (``Interval``), and to agree on it takes no collective.
+statuses at the end of a step (``unicron.training.end_of_step``), of which the largest counts. So intervals are powers
+of two, all ranks have the same one (``Interval``), and to agree on it takes no collective.
 """
 
 from __future__ import annotations

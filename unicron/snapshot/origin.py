@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from unicron import environment
 from unicron.megatron.optimizer import torch_optimizers
+from unicron.protocol import environment
 from unicron.state.rank_state import RankState
 from unicron.state.user_state import Record
 

@@ -23,9 +23,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from unicron import environment
 from unicron.link.waiting import Wait
 from unicron.megatron.parallel import data_group, model_coordinate
+from unicron.protocol import environment
 from unicron.snapshot import files
 from unicron.snapshot.contents import Document, read_states
 from unicron.snapshot.files import SnapshotMeta

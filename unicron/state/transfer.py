@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from unicron import device, environment
+from unicron import device
 from unicron.link.waiting import Wait
+from unicron.protocol import environment
 from unicron.state.boxes import view_of_box
 from unicron.state.chunks import ParameterShard, StateChunk, dtype_of
 from unicron.state.transfer_plan import Transfer, TransferPlan, newest_complete, rounds

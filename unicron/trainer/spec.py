@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unicron import environment
 from unicron.errors import InvalidSpec
 from unicron.gradients.precision import Precision
+from unicron.protocol import environment
 from unicron.snapshot.interval import Every
 
 
@@ -168,7 +168,7 @@ def _every(value: Any) -> Every:
 
 
 def of_environment() -> Spec | None:
-    """Return the specification that the environment names (``unicron.environment.SPEC``); None if it names none.
+    """Return the specification that the environment names (``environment.SPEC``); None if it names none.
 
     Raises:
         InvalidSpec: the file cannot be read, is not JSON or lacks a field.

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from services.api.flop_text import flop
 from services.api.postmortem.model import CountReason, OtherCount
+from shared.events.plans import Problem, Solution, TaskProblem
 from shared.planning.waf import term
-from shared.plans import Problem, Solution, TaskProblem
 
 
 def count_reasons(problem: Problem, solution: Solution) -> list[CountReason]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 from shared.errors import Archived
-from shared.events import Recorded
+from shared.events.union import Recorded
 from shared.log.log import EventLog
 
 MOST_RECORDS = 20_000

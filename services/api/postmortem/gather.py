@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from services.api import present
-from services.api.accounts import Accounts
-from services.api.costs import incident_cost
-from services.api.counterfactuals import counterfactuals
-from services.api.incident_parts import median_s, stuck_s
-from services.api.models import Incident, IncidentFacts
+from services.api.costs.counterfactuals import counterfactuals
+from services.api.costs.report import incident_cost
+from services.api.interface.models import Incident, IncidentFacts
 from services.api.postmortem import evidence, timeline, words
 from services.api.postmortem.alike import EXAMINED, alike
 from services.api.postmortem.course import course
@@ -19,10 +17,12 @@ from services.api.postmortem.decided import Answers, answers, decided
 from services.api.postmortem.injections import can_have_caused, injected
 from services.api.postmortem.model import PostMortem, Shortfall
 from services.api.postmortem.standing import headline, held_back, shortfalls, standing, todo
-from services.api.readers import ViewReader
-from services.api.tables import INCIDENTS, NODES, SPANS, TASKS
-from services.api.views import ClusterView, IncidentView, NodeState
-from shared.events import Recorded
+from services.api.store.accounts import Accounts
+from services.api.store.readers import ViewReader
+from services.api.store.tables import INCIDENTS, NODES, SPANS, TASKS
+from services.api.views.documents import ClusterView, IncidentView, NodeState
+from services.api.views.incident_parts import median_s, stuck_s
+from shared.events.union import Recorded
 from shared.log.log import EventLog
 
 

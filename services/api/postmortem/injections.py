@@ -7,10 +7,10 @@ from datetime import datetime
 
 from services.api.postmortem.model import Injection
 from shared.errors import Archived, InvalidInput
-from shared.events import ErrorDetected, FaultInjected
-from shared.injection import RequestedFault, parse
+from shared.events.severities import ErrorKind
+from shared.events.union import ErrorDetected, FaultInjected
 from shared.log.log import EventLog
-from shared.severities import ErrorKind
+from shared.messages.injection import RequestedFault, parse
 
 INJECTION_RECORDS = 200
 """Records before the fault among which a request to inject it is looked for: it strikes at the rank's next step."""

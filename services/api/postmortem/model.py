@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from services.api.models import Incident
+from services.api.interface.models import Incident
 from services.api.times import Time
 
 

@@ -12,9 +12,9 @@ from contextlib import suppress
 from services.api.postmortem.counts import more_than_given, unused, useful_counts
 from services.api.postmortem.model import OtherCount, Replanned
 from shared.errors import InvalidInput
+from shared.events.plans import Problem, Solution, TaskProblem
 from shared.planning.solver import solve
 from shared.planning.waf import term
-from shared.plans import Problem, Solution, TaskProblem
 
 _MODEL = [
     "throughput, times of transitions and D_running are those of the plan before",

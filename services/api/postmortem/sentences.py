@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.api.cost_models import IncidentCost
 from services.api.flop_text import flop
+from services.api.interface.costs import IncidentCost
 from services.api.postmortem.model import Alike, Replanned
 
 SAME = 5e-4

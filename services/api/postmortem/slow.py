@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from services.api import present
-from services.api.observed_views import SlowdownView
 from services.api.postmortem import timeline
 from services.api.postmortem.alike import EXAMINED, SHOWN, shown
 from services.api.postmortem.course import course
@@ -19,11 +18,12 @@ from services.api.postmortem.slow_cost import cost, pace
 from services.api.postmortem.slow_course import Outcome, evidence_steps, is_part, outcome, phases, time_of_step
 from services.api.postmortem.slow_model import SlowWorkerPostMortem
 from services.api.postmortem.timeline import between_s
-from services.api.readers import ViewReader
-from services.api.tables import INCIDENTS, SLOWDOWNS
-from services.api.views import ClusterView, IncidentView
+from services.api.store.readers import ViewReader
+from services.api.store.tables import INCIDENTS, SLOWDOWNS
+from services.api.views.documents import ClusterView, IncidentView
+from services.api.views.observed_views import SlowdownView
 from shared.errors import Archived
-from shared.events import Recorded, TaskProgressed
+from shared.events.union import Recorded, TaskProgressed
 from shared.log.log import EventLog
 
 TYPES = ("worker.slowed", "plan.decided", "state.moved")

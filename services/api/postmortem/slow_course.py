@@ -8,10 +8,10 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from services.api.observed_views import SlowdownView
 from services.api.postmortem.model import Phase
 from services.api.postmortem.timeline import between_s, end_position
-from shared.events import PlanDecided, Recorded, StateMoved, WorkerSlowed
+from services.api.views.observed_views import SlowdownView
+from shared.events.union import PlanDecided, Recorded, StateMoved, WorkerSlowed
 
 
 def evidence_steps(evidence: dict[str, Any]) -> int:

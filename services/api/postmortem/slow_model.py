@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from services.api.interface.slow_workers import SlowWorker
 from services.api.postmortem.model import AlikeIncident, FaultPage
-from services.api.slow_worker_models import SlowWorker
 from services.api.times import Time
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from services.api.models import Incident
+from services.api.interface.models import Incident
 from services.api.postmortem.model import FailedWorker, Moment, Phase, StateSource
-from shared.events import (
+from shared.events.evidence import Evidence
+from shared.events.severities import Severity
+from shared.events.union import (
     ErrorDetected,
     FaultInjected,
     IncidentObserved,
@@ -19,8 +21,6 @@ from shared.events import (
     TaskFailed,
     WorkerSlowed,
 )
-from shared.evidence import Evidence
-from shared.severities import Severity
 
 TYPES = (
     "error.detected",

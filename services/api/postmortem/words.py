@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.severities import ErrorKind, Severity
+from shared.events.severities import ErrorKind, Severity
 
 KINDS = {
     ErrorKind.NODE_LOST: "nothing was heard of the node any more, so its workers and their processes count as lost",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from services.api.views import PlanState, Views
+from services.api.views.documents import PlanState, Views
 
 
 def change_task(views: Views, name: str, **changes: Any) -> None:

@@ -14,8 +14,8 @@ from services.api.projections import (
     tasks,
 )
 from services.api.projections.documents import change_task
-from services.api.views import CheckpointFailure, ClusterView, Views
-from shared.events import (
+from services.api.views.documents import CheckpointFailure, ClusterView, Views
+from shared.events.union import (
     AnomalyObserved,
     ClusterConfigured,
     ErrorDetected,

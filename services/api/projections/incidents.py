@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from services.api.counterfactuals import other_answers_to
-from services.api.incident_parts import Attempt, with_duration
-from services.api.other_answers import OtherAnswers
-from services.api.views import Impact, IncidentView, Views
-from shared.events import ErrorDetected, IncidentObserved, PlanDecided, Recorded
-from shared.evidence import Evidence
-from shared.tasks import TaskState
+from services.api.costs.counterfactuals import other_answers_to
+from services.api.views.documents import Impact, IncidentView, Views
+from services.api.views.incident_parts import Attempt, with_duration
+from services.api.views.other_answers import OtherAnswers
+from shared.events.evidence import Evidence
+from shared.events.union import ErrorDetected, IncidentObserved, PlanDecided, Recorded
+from shared.tasks.specification import TaskState
 
 _LIVE = frozenset({"own", "live", "take"})
 """Sources of state that are the memory of a running process: the worker's own, or a peer's."""

@@ -6,9 +6,9 @@ from typing import Any
 
 from services.api.projections import incidents
 from services.api.projections.documents import change_impact, change_task, close_plan
-from services.api.views import Impact, Milestone, PlanState, TaskView, Views
-from shared.events import StateMoved
-from shared.tasks import ENDED, TaskState
+from services.api.views.documents import Impact, Milestone, PlanState, TaskView, Views
+from shared.events.union import StateMoved
+from shared.tasks.specification import ENDED, TaskState
 
 
 def moved(views: Views, event: StateMoved) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from services.api.projections.observed import forget_slowness
-from services.api.views import NodeState, NodeView, Views
-from shared.events import (
+from services.api.views.documents import NodeState, NodeView, Views
+from shared.events.evidence import Evidence
+from shared.events.severities import ErrorKind, Severity
+from shared.events.union import (
     ErrorDetected,
     NodeAdopted,
     NodeCordoned,
@@ -17,8 +19,6 @@ from shared.events import (
     NodeReturned,
     Recorded,
 )
-from shared.evidence import Evidence
-from shared.severities import ErrorKind, Severity
 
 AGENT_LIVES = frozenset({NodeState.READY, NodeState.CORDONED, NodeState.DRAINING, NodeState.DRAINED})
 """States of nodes that take part in the cluster."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from services.api.observed_views import OpenAnomaly, SlowdownView, SlowWorker
 from services.api.projections.documents import change_task
-from services.api.views import NodeView, Views
-from shared.events import AnomalyObserved, PlanDecided, Recorded, WorkerSlowed
-from shared.plans import Trigger
+from services.api.views.documents import NodeView, Views
+from services.api.views.observed_views import OpenAnomaly, SlowdownView, SlowWorker
+from shared.events.plans import Trigger
+from shared.events.union import AnomalyObserved, PlanDecided, Recorded, WorkerSlowed
 
 MOST_ANOMALIES = 16
 """Open anomalies of a task that are kept, the newest: one of each kind, and slow links of several pairs of nodes."""

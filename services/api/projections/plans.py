@@ -9,11 +9,11 @@ from typing import Any
 from services.api.projections import incidents, observed, spans
 from services.api.projections.documents import change_impact, change_task, close_plan
 from services.api.rates import modelled_rates, rate_flop_per_s
-from services.api.task_parts import TaskWait
-from services.api.views import Impact, PlanState, PlanView, TaskView, Views
-from shared.events import PlanDecided, Recorded
-from shared.plans import TaskChange, Trigger
-from shared.tasks import ENDED, TaskState
+from services.api.views.documents import Impact, PlanState, PlanView, TaskView, Views
+from services.api.views.task_parts import TaskWait
+from shared.events.plans import TaskChange, Trigger
+from shared.events.union import PlanDecided, Recorded
+from shared.tasks.specification import ENDED, TaskState
 
 
 def decided(views: Views, recorded: Recorded, event: PlanDecided) -> None:

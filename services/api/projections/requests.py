@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from services.api.incident_parts import Acknowledgement, Note
 from services.api.projections import service_spans, spans
 from services.api.projections.documents import change_task
-from services.api.task_parts import AttemptView, Weighting, attempt_key
-from services.api.views import TaskView, Views
-from shared.events import IncidentAcknowledged, IncidentNoted, Recorded, TaskChanged, TaskDeleted
-from shared.tasks import ENDED
+from services.api.views.documents import TaskView, Views
+from services.api.views.incident_parts import Acknowledgement, Note
+from services.api.views.task_parts import AttemptView, Weighting, attempt_key
+from shared.events.union import IncidentAcknowledged, IncidentNoted, Recorded, TaskChanged, TaskDeleted
+from shared.tasks.specification import ENDED
 
 
 def changed(views: Views, recorded: Recorded, event: TaskChanged) -> None:

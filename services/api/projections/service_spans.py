@@ -8,10 +8,10 @@ that is still there the best that a plan has given it since.
 from __future__ import annotations
 
 from services.api.projections.spans import begin, end
-from services.api.views import SpanKind, TaskView, Views
-from shared.event_base import EventBase
-from shared.events import PlanDecided, Recorded, StateMoved, TaskChanged, TaskFailed, TaskFinished, TaskStopped
-from shared.tasks import ENDED
+from services.api.views.documents import SpanKind, TaskView, Views
+from shared.events.base import EventBase
+from shared.events.union import PlanDecided, Recorded, StateMoved, TaskChanged, TaskFailed, TaskFinished, TaskStopped
+from shared.tasks.specification import ENDED
 
 
 def follow_progress(views: Views, name: str, recorded: Recorded) -> None:

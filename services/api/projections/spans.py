@@ -12,9 +12,9 @@ from datetime import datetime
 from typing import Any
 
 from services.api.projections.documents import change_task
-from services.api.views import Impact, NodeState, NodeView, SpanKind, SpanView, TaskView, Views
-from shared.event_base import EventBase, NodeEvent, TaskEvent
-from shared.events import (
+from services.api.views.documents import Impact, NodeState, NodeView, SpanKind, SpanView, TaskView, Views
+from shared.events.base import EventBase, NodeEvent, TaskEvent
+from shared.events.union import (
     ErrorDetected,
     PlanDecided,
     Recorded,
@@ -25,7 +25,7 @@ from shared.events import (
     TaskProgressed,
     TaskSubmitted,
 )
-from shared.tasks import ENDED, TaskState
+from shared.tasks.specification import ENDED, TaskState
 
 _KINDS = {
     NodeState.READY: SpanKind.OPEN,

@@ -8,9 +8,11 @@ from services.api.projections import incidents
 from services.api.projections.documents import change_impact, change_task, close_plan
 from services.api.projections.requests import keep_attempt
 from services.api.rates import with_sample
-from services.api.task_parts import TaskWait
-from services.api.views import SHORTEST_STEP_S, Result, StopRefusal, TaskView, Views
-from shared.events import (
+from services.api.views.documents import SHORTEST_STEP_S, Result, StopRefusal, TaskView, Views
+from services.api.views.task_parts import TaskWait
+from shared.events.evidence import Evidence
+from shared.events.severities import ErrorKind
+from shared.events.union import (
     ErrorDetected,
     Recorded,
     TaskFailed,
@@ -22,9 +24,7 @@ from shared.events import (
     TaskStopRequested,
     TaskSubmitted,
 )
-from shared.evidence import Evidence
-from shared.severities import ErrorKind
-from shared.tasks import ENDED, TaskState
+from shared.tasks.specification import ENDED, TaskState
 
 
 def submitted(views: Views, recorded: Recorded, event: TaskSubmitted) -> None:

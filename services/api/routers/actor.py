@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter
 from pydantic import BaseModel
 
-from services.api.access import Who
-from services.api.routers.parameters import PROBLEMS
-from shared.tokens import Scope
+from services.api.access.access import Who
+from services.api.routing.parameters import PROBLEMS
+from shared.service.tokens import Scope
 
 router = APIRouter(tags=["browser"])
 

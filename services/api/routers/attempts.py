@@ -6,12 +6,12 @@ from fastapi import APIRouter, Response
 
 from services.api import present
 from services.api.gateway import Api, as_text
-from services.api.models import Attempt, Page
+from services.api.interface.models import Attempt, Page
 from services.api.projections.requests import attempt_of
-from services.api.readers import ViewReader
-from services.api.routers.parameters import NAMED, PROBLEMS, Cursor, Limit, TaskName, page_json
-from services.api.tables import ATTEMPTS, TASKS
-from services.api.task_parts import attempt_key
+from services.api.routing.parameters import NAMED, PROBLEMS, Cursor, Limit, TaskName, page_json
+from services.api.store.readers import ViewReader
+from services.api.store.tables import ATTEMPTS, TASKS
+from services.api.views.task_parts import attempt_key
 
 router = APIRouter(prefix="/v1/tasks", tags=["tasks"], responses=PROBLEMS)
 

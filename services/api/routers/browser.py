@@ -7,14 +7,14 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, status
 from fastapi.responses import HTMLResponse
 
-from services.api.access import LINKS, Who
-from services.api.browser_sessions import SESSION_S, cookie_name
+from services.api.access.access import LINKS, Who
+from services.api.access.browser_sessions import SESSION_S, cookie_name
 from services.api.gateway import Api
-from services.api.methods import HEAD_ONLY
-from services.api.models import BrowserLink, EndedSessions
-from services.api.routers.parameters import NAMED, PROBLEMS, problems
+from services.api.http.methods import HEAD_ONLY
+from services.api.interface.models import BrowserLink, EndedSessions
+from services.api.routing.parameters import NAMED, PROBLEMS, problems
 from shared.errors import Forbidden
-from shared.tokens import Scope
+from shared.service.tokens import Scope
 
 router = APIRouter(tags=["browser"])
 

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from services.api.accounts import Accounts
-from services.api.cost_models import Costs
-from services.api.costs import Period, report
+from services.api.costs.report import Period, report
 from services.api.gateway import Api
-from services.api.readers import ViewReader
-from services.api.routers.parameters import MAX_LIMIT, PROBLEMS, check_order
-from shared.messages import Time
+from services.api.interface.costs import Costs
+from services.api.routing.parameters import MAX_LIMIT, PROBLEMS, check_order
+from services.api.store.accounts import Accounts
+from services.api.store.readers import ViewReader
+from shared.bus.messages import Time
 from shared.model import utc_now
 
 router = APIRouter(prefix="/v1/costs", tags=["costs"], responses=PROBLEMS)

@@ -13,10 +13,10 @@ from fastapi.responses import StreamingResponse
 
 from services.api.event_items import event_json
 from services.api.gateway import Api, Gateway, as_json
-from services.api.models import EventRecord, Page
-from services.api.routers.parameters import NAMED, PROBLEMS, Limit, Since, Until, page_json, times
+from services.api.interface.models import EventRecord, Page
+from services.api.routing.parameters import NAMED, PROBLEMS, Limit, Since, Until, page_json, times
 from shared.errors import InvalidInput, Unavailable, UnicronError
-from shared.events import EVENT_CLASSES
+from shared.events.union import EVENT_CLASSES
 from shared.log.log import EventLog
 from shared.unknown_names import nearest
 

@@ -6,12 +6,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, status
 
-from services.api import fault_requests
-from services.api.access import Operator
+from services.api.access.access import Operator
 from services.api.gateway import Api
-from services.api.models import InjectedFault, NodeFault, RankFault
-from services.api.routers.bodies import described, options
-from services.api.routers.parameters import CHANGE, PROBLEMS, NodeName, TaskName
+from services.api.interface.models import InjectedFault, NodeFault, RankFault
+from services.api.requests import fault_requests
+from services.api.routing.bodies import described, options
+from services.api.routing.parameters import CHANGE, PROBLEMS, NodeName, TaskName
 
 router = APIRouter(prefix="/v1", tags=["faults"], responses=PROBLEMS)
 

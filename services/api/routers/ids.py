@@ -8,9 +8,9 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
 from services.api.gateway import Api
-from services.api.routers.parameters import PROBLEMS
-from services.api.tables import INCIDENTS, NODES, PLANS, SLOWDOWNS, TASKS, Kind
-from shared.messages import ID_PATTERN
+from services.api.routing.parameters import PROBLEMS
+from services.api.store.tables import INCIDENTS, NODES, PLANS, SLOWDOWNS, TASKS, Kind
+from shared.bus.messages import ID_PATTERN
 
 router = APIRouter(prefix="/v1/ids", tags=["ids"], responses=PROBLEMS)
 

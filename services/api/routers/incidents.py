@@ -9,22 +9,20 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Response, status
 
-from services.api import conditional, incident_requests
-from services.api.access import Submitter
-from services.api.accounts import Accounts
-from services.api.costs import incident_cost
-from services.api.counterfactuals import counterfactuals
+from services.api.access.access import Submitter
+from services.api.costs.counterfactuals import counterfactuals
+from services.api.costs.report import incident_cost
 from services.api.gateway import Api, Gateway, as_text
+from services.api.interface.models import Incident, IncidentAmounts, IncidentFacts, Page
+from services.api.interface.requests import NoteRequest
 from services.api.last_output import last_output
-from services.api.models import Incident, IncidentAmounts, IncidentFacts, Page
-from services.api.other_answers import OtherAnswers
 from services.api.postmortem.gather import Known, known, lateness, post_mortem
 from services.api.postmortem.model import PostMortem
-from services.api.readers import ViewReader
-from services.api.request_models import NoteRequest
-from services.api.routers import health, postmortem_pages
-from services.api.routers.bodies import described, options
-from services.api.routers.parameters import (
+from services.api.requests import incident_requests
+from services.api.routers import health
+from services.api.routing import conditional, postmortem_pages
+from services.api.routing.bodies import described, options
+from services.api.routing.parameters import (
     CHANGE,
     NAMED,
     PROBLEMS,
@@ -39,8 +37,11 @@ from services.api.routers.parameters import (
     page_json,
     times,
 )
-from services.api.tables import INCIDENTS
-from services.api.views import ClusterView
+from services.api.store.accounts import Accounts
+from services.api.store.readers import ViewReader
+from services.api.store.tables import INCIDENTS
+from services.api.views.documents import ClusterView
+from services.api.views.other_answers import OtherAnswers
 from shared.model import utc_now
 
 router = APIRouter(prefix="/v1/incidents", tags=["incidents"], responses=PROBLEMS)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from services.api.gateway import Api, Gateway
-from services.api.models import Page
-from services.api.readers import ViewReader
-from services.api.routers.parameters import NAMED, PROBLEMS, Cursor, Limit, TaskName, page
-from services.api.tables import NODES
+from services.api.interface.models import Page
+from services.api.routing.parameters import NAMED, PROBLEMS, Cursor, Limit, TaskName, page
+from services.api.store.readers import ViewReader
+from services.api.store.tables import NODES
+from shared.bus.messages import decode
 from shared.errors import NotFound, Unavailable, Undecodable
-from shared.limits_in_force import (
+from shared.messages.limits_in_force import (
     LIMITS,
     LIMITS_REPLY,
     NODES_LIMIT,
@@ -19,7 +20,6 @@ from shared.limits_in_force import (
     NodeLimits,
     TaskLimits,
 )
-from shared.messages import decode
 
 router = APIRouter(prefix="/v1/limits", tags=["nodes"], responses=PROBLEMS)
 

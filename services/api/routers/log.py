@@ -8,11 +8,11 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from services.api.gateway import Api
-from services.api.routers.parameters import NAMED, PROBLEMS
+from services.api.routing.parameters import NAMED, PROBLEMS
 from services.api.signed_heads import SignedHeads
 from services.api.times import Time
+from shared.archive.signed_heads import SignedHead
 from shared.errors import NotFound
-from shared.log.signed_heads import SignedHead
 
 router = APIRouter(prefix="/v1/log", tags=["events"], responses=PROBLEMS)
 

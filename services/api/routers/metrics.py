@@ -14,10 +14,10 @@ from prometheus_client.registry import Collector
 
 from services.api.cluster_metrics import Facts, cluster_metrics, read_facts
 from services.api.gateway import Api, Gateway
-from services.api.routers.parameters import problems
+from services.api.routing.parameters import problems
 from shared.errors import UnicronError
-from shared.metrics import gauge
 from shared.model import utc_now
+from shared.service.metrics import gauge
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from fastapi import APIRouter, Header, status
 from fastapi.responses import StreamingResponse
 
 from services.api.gateway import Api, Gateway
-from services.api.node_files import FileSource
-from services.api.results import ResultFile, find_result, headers, read_result, wanted_range
-from services.api.routers.parameters import NAMED, PROBLEMS, TaskName, problems
-from services.api.tables import NODES, TASKS
+from services.api.output.node_files import FileSource
+from services.api.output.results import ResultFile, find_result, headers, read_result, wanted_range
+from services.api.routing.parameters import NAMED, PROBLEMS, TaskName, problems
+from services.api.store.tables import NODES, TASKS
 from shared.names import is_name
 
 router = APIRouter(prefix="/v1/tasks", tags=["tasks"], responses=PROBLEMS)

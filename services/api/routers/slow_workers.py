@@ -7,29 +7,17 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Response
 
-from services.api import conditional
 from services.api.gateway import Api
-from services.api.models import Page
+from services.api.interface.models import Page
+from services.api.interface.slow_workers import SlowWorker
 from services.api.postmortem.slow import KnownSlowdown, known_slowdown, slow_post_mortem
 from services.api.postmortem.slow_model import SlowWorkerPostMortem
-from services.api.readers import ViewReader
-from services.api.routers import postmortem_pages
-from services.api.routers.lists import shown_rows
-from services.api.routers.parameters import (
-    NAMED,
-    PROBLEMS,
-    TAGGED,
-    Cursor,
-    Id,
-    Limit,
-    Order,
-    Since,
-    TaskFilter,
-    Until,
-)
-from services.api.slow_worker_models import SlowWorker
-from services.api.tables import SLOWDOWNS
-from services.api.views import ClusterView
+from services.api.routing import conditional, postmortem_pages
+from services.api.routing.lists import shown_rows
+from services.api.routing.parameters import NAMED, PROBLEMS, TAGGED, Cursor, Id, Limit, Order, Since, TaskFilter, Until
+from services.api.store.readers import ViewReader
+from services.api.store.tables import SLOWDOWNS
+from services.api.views.documents import ClusterView
 from shared.model import utc_now
 
 router = APIRouter(prefix="/v1/slow-workers", tags=["slow workers"], responses=PROBLEMS)

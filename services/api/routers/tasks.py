@@ -10,17 +10,18 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
 from fastapi.responses import StreamingResponse
 
-from services.api import conditional, present, task_requests
-from services.api.access import Submitter
+from services.api import present
+from services.api.access.access import Submitter
 from services.api.gateway import Api, Gateway, as_text
-from services.api.logs import LastLines, OutputReader, json_line, plain_line
-from services.api.models import Page, StopOptions, Stopping, Task
-from services.api.output_owners import OutputOwners, output_owners
-from services.api.output_search import OutputSearch
-from services.api.readers import ViewReader
-from services.api.request_models import TaskChange
-from services.api.routers.bodies import SMALL_BODY_BYTES, decoded, described, options, parsed_json, read_body
-from services.api.routers.parameters import (
+from services.api.interface.models import Page, StopOptions, Stopping, Task
+from services.api.interface.requests import TaskChange
+from services.api.output.logs import LastLines, OutputReader, json_line, plain_line
+from services.api.output.owners import OutputOwners, output_owners
+from services.api.output.search import OutputSearch
+from services.api.requests import task_requests
+from services.api.routing import conditional
+from services.api.routing.bodies import SMALL_BODY_BYTES, decoded, described, options, parsed_json, read_body
+from services.api.routing.parameters import (
     CHANGE,
     CONDITIONAL,
     NAMED,
@@ -35,11 +36,12 @@ from services.api.routers.parameters import (
     page_json,
     times,
 )
-from services.api.tables import DELETED, TASKS
-from services.api.views import TaskView
+from services.api.store.readers import ViewReader
+from services.api.store.tables import DELETED, TASKS
+from services.api.views.documents import TaskView
+from shared.bus.messages import Time
 from shared.errors import InvalidInput, NotFound
-from shared.messages import Time
-from shared.tasks import ENDED, MAX_SPEC_BYTES, TaskSpec, TaskState, load_spec, parse_spec
+from shared.tasks.specification import ENDED, MAX_SPEC_BYTES, TaskSpec, TaskState, load_spec, parse_spec
 
 router = APIRouter(prefix="/v1/tasks", tags=["tasks"], responses=PROBLEMS)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shared.tasks import ModelShape
+from shared.tasks.specification import ModelShape
 
 
 class Shape(NamedTuple):

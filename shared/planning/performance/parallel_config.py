@@ -1,6 +1,6 @@
 """A parallelism configuration: how the workers of one task divide its model and its batch.
 
-It is a layout (``shared.plans.Layout``) together with the choices that trade memory for time.
+It is a layout (``shared.events.plans.Layout``) together with the choices that trade memory for time.
 """
 
 from __future__ import annotations

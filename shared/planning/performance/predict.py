@@ -14,7 +14,7 @@ from shared.planning.performance.gpt import Shape, hardware_flop, model_flop
 from shared.planning.performance.hardware import Hardware
 from shared.planning.performance.parallel_config import RECOMPUTES, ParallelConfig
 from shared.planning.performance.search import Estimate, Pins, best, estimate
-from shared.tasks import ModelShape
+from shared.tasks.specification import ModelShape
 
 LIMITS = {
     "layers": 10_000,

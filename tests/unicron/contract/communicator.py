@@ -19,7 +19,7 @@ from tests.unicron.contract import stream
 from tests.unicron.contract.guard import end_process
 from tests.unicron.contract.settings import Settings
 from tests.unicron.contract.work import ContractWork, Operation, Outcome, spoil
-from unicron import sockets
+from unicron.process import sockets
 
 POLL_S = 0.01
 """Between two looks at whether the device stands still: a file tells nobody."""

@@ -41,7 +41,7 @@ from tests.unicron.contract.operations import (
 from tests.unicron.contract.settings import Settings
 from tests.unicron.contract.watchdog import Watchdog
 from tests.unicron.contract.work import Operation
-from unicron import sockets
+from unicron.process import sockets
 
 NAME = "contract"
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from unicron import sockets
+from unicron.process import sockets
 
 _tcp_sockets = sockets._tcp_sockets
 _seen: frozenset[int] | None = None

@@ -1,0 +1,1 @@
+"""``unicron demo``: its course, its view, its report."""

@@ -1,0 +1,1 @@
+"""``unicron doctor``: what is measured of a node, and what it means."""

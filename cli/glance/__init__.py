@@ -1,0 +1,1 @@
+"""Verbs that show the whole cluster at a glance."""

@@ -1,0 +1,1 @@
+"""Verbs about incidents, their evidence and their costs."""

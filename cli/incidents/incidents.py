@@ -1,0 +1,154 @@
+"""``unicron incidents``: a group of verbs that lists incidents where no verb is given.
+
+``unicron incidents INCIDENT`` stands for ``unicron incidents show INCIDENT``.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+import typer
+import typer.core
+
+from cli.completion import incident_ids
+from cli.ids import id_path
+from cli.incidents.incident_show import kind_of, show, state_of
+from cli.options import Format, IncidentId, Output, Server, Since, moment
+from cli.output import clock, print_json, print_table, printable, seconds_between
+from shared.errors import InvalidInput
+
+
+class _Incidents(typer.core.TyperGroup):
+    """Takes the id of an incident in the place of a verb: shows the incident."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the verb that is to be run, and its arguments."""
+        known = not args or args[0] in self.commands or args[0].startswith("-")
+        return super().resolve_command(ctx, args if known else [_SHOW, *args])
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Return what a shell proposes: verbs, and ids."""
+        found = super().shell_complete(ctx, incomplete)
+        ids = [] if incomplete.startswith("-") else incident_ids(ctx, incomplete)
+        # The class of proposals is part of Typer or of click, by Typer's version; shells need these members of it.
+        return [*found, *(SimpleNamespace(value=value, type="plain", help=text) for value, text in ids)]
+
+
+class Phase(StrEnum):
+    """How far an incident has come."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+_SHOW = "show"
+
+_WIDE = ("ACKNOWLEDGED BY", "NOTES")
+"""Columns of ``-o wide`` alone."""
+
+_COLUMNS = (
+    "INCIDENT", "AT (UTC)", "WHAT", "SEV", "FOUND BY", "WHERE", "TASKS", "DETECT S", "RESUME S", "RESTORE S",
+    "LOST STEPS", "STATE FROM", "RESPONSE", *_WIDE, "STATE",
+)  # fmt: skip
+
+app = typer.Typer(cls=_Incidents, add_completion=False, subcommand_metavar="[INCIDENT | COMMAND [ARGS]...]")
+app.command(_SHOW)(show)
+
+
+@app.callback(invoke_without_command=True)
+def incidents(
+    context: typer.Context,
+    task: Annotated[str | None, typer.Option(help="Only those that touched this task.")] = None,
+    state: Annotated[
+        Phase | None, typer.Option(help="Only these; closed: nothing is left to do.", show_choices=True)
+    ] = None,
+    since: Since = None,
+    last: Annotated[int | None, typer.Option(min=0, help="Only the newest so many.")] = None,
+    server: Server = None,
+    output: Output = Format.TEXT,
+) -> None:
+    """List faults and what was done about them.
+
+    The newest is the last. With INCIDENT: all about one, its cost, its evidence, and models of what other answers would
+    have cost.
+
+    DETECT: seconds from the fault to its detection. RESUME and RESTORE: seconds from the detection to the end of the
+    interrupted step, and to planned strength; a fault from which a task did not recover has none.
+    """
+    if context.invoked_subcommand is not None:
+        for option, value in (("--task", task), ("--state", state), ("--since", since), ("--last", last)):
+            if value is not None:
+                raise InvalidInput(f"{option}: not with an INCIDENT")
+        context.default_map = {context.invoked_subcommand: {"server": server, "output": output}}
+        return
+    from cli.client import Client
+
+    with Client(server) as client:
+        wanted = {"task": task, "state": state.value if state else None, "since": moment(since)}
+        if last is None:
+            page = client.pages("/v1/incidents", wanted)
+        else:
+            page = client.pages("/v1/incidents", {**wanted, "order": "newest"}, most=last)
+            page["items"].reverse()
+    if output is Format.JSON:
+        print_json(page)
+        return
+    wide = output is Format.WIDE
+    columns = [name for name in _COLUMNS if wide or name not in _WIDE]
+    rows = [
+        (
+            found["id"],
+            clock(found["occurred_at"]),
+            kind_of(found),
+            found["severity"],
+            found["method"],
+            found["worker"] or found["node"],
+            found["tasks"],
+            seconds_between(found["occurred_at"], found["detected_at"]),
+            seconds_between(found["detected_at"], found["resumed_at"]),
+            seconds_between(found["detected_at"], found["restored_at"]),
+            found["steps_recomputed"],
+            found["state_source"],
+            found["response"],
+            *((found["acknowledged"] and found["acknowledged"]["by"], len(found["notes"])) if wide else ()),
+            state_of(found),
+        )
+        for found in page["items"]
+    ]
+    # The id is what other verbs ask for; the rest is on the incident's own page, too.
+    least = ("STATE FROM", "LOST STEPS", "FOUND BY", "TASKS", "RESPONSE", "RESUME S", "RESTORE S", "DETECT S", "WHERE")
+    print_table(columns, rows, empty="no incidents", least=least, ids=("INCIDENT",), wide=wide)
+
+
+@app.command("acknowledge")
+def acknowledge_incident(incident: IncidentId, server: Server = None, output: Output = Format.TEXT) -> None:
+    """Say that somebody takes care of an incident."""
+    from cli.client import Client
+
+    with Client(server) as client:
+        shown = client.post(f"{id_path(client, 'incident', incident)}/acknowledge")
+    if output is Format.JSON:
+        print_json(shown)
+        return
+    found = shown["acknowledged"]
+    print(f"acknowledged by {printable(found['by'])} at {clock(found['at'])}")
+
+
+@app.command("note")
+def note_incident(
+    incident: IncidentId,
+    words: Annotated[str, typer.Argument(metavar="TEXT", help="The note, for everybody who looks at the incident.")],
+    server: Server = None,
+    output: Output = Format.TEXT,
+) -> None:
+    """Add a note to an incident."""
+    from cli.client import Client
+
+    with Client(server) as client:
+        shown = client.post(f"{id_path(client, 'incident', incident)}/notes", {"text": words})
+    if output is Format.JSON:
+        print_json(shown)
+    else:
+        print(f"{shown['id']}: noted, {len(shown['notes'])} in all")

@@ -1,0 +1,1 @@
+"""Verbs about nodes, their agents, and what they need to join."""

@@ -1,0 +1,1 @@
+"""Verbs that plan and simulate without a cluster, and show the plans of one."""

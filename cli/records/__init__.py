@@ -1,0 +1,1 @@
+"""Verbs about the log: events, replay and what-if, archives and backups, exports."""

@@ -1,0 +1,225 @@
+"""The embedded stack: nats-server, the services and some node agents as child processes of this one.
+
+Every child (``cli/stack/child.py``) has a session of its own, so that Ctrl-C reaches this process alone. The stack then
+stops the children in order: first planner and transition, which would move tasks as one node after the other leaves;
+then the agents, whose departures the detector records; last the api and the bus, which the others need. If this process
+is killed, each child gets a parent-death signal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from cli.stack.child import START_TIMEOUT_S, Child
+from cli.stack.children import SERVICES, STOP_ORDER, Children
+from cli.stack.run_directory import RunDirectory
+from cli.waiting import TimedOut, WaitingClient
+from services.agent.files.snapshot_folders import node_folder
+from services.agent.machine.visible_devices import VISIBLE_VARIABLE
+from shared.bus.identities import node_identity
+from shared.errors import Unavailable, UnicronError
+from shared.server.nats_server import NatsServer
+from shared.service.joining import CREDENTIAL
+from shared.settings.model import read_settings
+
+RESTARTS_PER_MINUTE = 5
+"""A service that ends more often has a fault that a restart does not mend: the stack gives up."""
+
+NODE_RETURN_S = 10.0
+"""A dead agent is started again after this long: its node has been declared lost well before."""
+
+READY_POLL_S = 0.05
+"""Time between two looks at whether the stack is ready: short beside the seconds that it takes."""
+
+RANK_NICE = 5
+"""Ranks of several nodes share this machine's cores with the services: these must answer in milliseconds, and a node
+that comes back must not wait for ranks to import what it needs. Five gives ranks a third of a contended core."""
+
+
+class Stack:
+    """The whole system on one machine.
+
+    Args:
+        run_dir: where everything is written.
+        port: of the API; 0 for any free one.
+        nodes: number of node agents, named ``n0``, ``n1``, ...
+        workers_per_node: worker slots of each.
+        devices: ``CUDA_VISIBLE_DEVICES`` of each node; empty: all workers train on the CPU.
+        environment: further ``UNICRON_*`` settings for all children.
+        tls: whether NATS has TLS, with certificates of an authority of its own.
+
+    Raises:
+        InvalidInput: a setting in the environment is not allowed, or contradicts another one.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        port: int = 0,
+        nodes: int = 4,
+        workers_per_node: int = 2,
+        devices: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        tls: bool = False,
+    ) -> None:
+        self.run_directory = RunDirectory(run_dir)
+        self.run_dir = self.run_directory.path
+        self.node_names = [f"n{i}" for i in range(nodes)]
+        # The nodes share this machine: an agent that saw all of its devices would give them to its own workers. Without
+        # devices none sees any, so that no worker trains on one and another worker on the CPU.
+        self._devices = dict(zip(self.node_names, devices or [""] * nodes, strict=True))
+        self._port = port
+        self._workers_per_node = workers_per_node
+        self._extra = dict(environment or {})
+        settings = read_settings()
+        self._memory_dir, self._host = settings.memory_dir, settings.host
+        self.nats = NatsServer(self.run_dir / "nats", tls=("127.0.0.1",) if tls else ())
+        self._children = Children(self._pause_s)
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start everything and wait until tasks can be submitted.
+
+        Raises:
+            Conflict: the run directory is in use.
+            Unavailable: the port is in use, or a part did not start.
+        """
+        from shared.service.http_server import check_free
+
+        self.run_directory.acquire()
+        check_free(self._host, self._port)
+        self.nats.keys.make(more=[node_identity(node) for node in self.node_names])
+        await self.nats.start()
+        for name, module in SERVICES.items():
+            self._children.add(Child(name, module, self._environment(name), self.run_dir))
+        for node in self.node_names:
+            self._children.add(Child(node, "services.agent.main", self.agent_environment(node), self.run_dir))
+        await self._children.start()
+        port = (self.run_dir / "services" / "api.port").read_text().strip()
+        self.url = f"http://127.0.0.1:{port}"
+        # A restarted api must listen where its clients know it.
+        self._children["api"].environment["UNICRON_PORT"] = port
+        await self._wait_for_nodes()
+
+    async def stop(self) -> None:
+        """Stop everything, in order; returns when no child is left."""
+        movers, *others = STOP_ORDER
+        await self._children.stop([movers, self.node_names, *others])
+        await self.nats.stop()
+        for node in self.node_names:
+            self._forget_memory(node)  # in place of agents that were killed
+        self.run_directory.release()
+
+    @property
+    def failed(self) -> asyncio.Future[UnicronError]:
+        """A future that is done, with the reason, when a part keeps ending."""
+        return self._children.failed
+
+    def node_processes(self, node: str) -> list[psutil.Process]:
+        """Return the agent of a node and all processes below it, the agent first."""
+        return self._children[node].tree()
+
+    async def kill_node(self, node: str) -> float:
+        """Kill a node as a power cut would: the agent and everything below it. Return the time (Unix, seconds)."""
+        child = self._children[node]
+        child.expected_end = True
+        processes = child.tree()
+        killed_at = time.time()
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        if child.process is not None:
+            await child.process.wait()
+        self._forget_memory(node)
+        return killed_at
+
+    def _forget_memory(self, node: str) -> None:
+        """Delete the snapshots that a node had in memory."""
+        shutil.rmtree(node_folder(self._memory_dir, self.run_dir, node), ignore_errors=True)
+
+    def kill_service(self, name: str) -> int | None:
+        """Kill a service (one of ``SERVICES``), which is then started again; return its pid, None if it has ended."""
+        return self._children[name].kill()
+
+    async def start_node(self, node: str) -> None:
+        """Start a node's agent (again)."""
+        await self._children.start_one(node)
+
+    def agent_environment(self, node: str) -> dict[str, str]:
+        """Return the environment of a node's agent."""
+        # A planned stop of all nodes moves nothing: there is nowhere to move to.
+        own = {"UNICRON_NODE": node, "UNICRON_DRAIN_TIMEOUT_S": "0", VISIBLE_VARIABLE: self._devices[node]}
+        return self._environment(node_identity(node), **own)
+
+    def _environment(self, identity: str, **more: str) -> dict[str, str]:
+        return {
+            **os.environ,
+            # One thread for each process: workers share the cores, and sums are the same everywhere.
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "UNICRON_RANK_NICE": str(RANK_NICE),
+            **self._extra,
+            # The pid, not 1: a child then notices a parent that ended while the child was starting.
+            "UNICRON_PARENT_DEATH": str(os.getpid()),
+            "UNICRON_RUN_DIR": str(self.run_dir),
+            "UNICRON_NATS_URL": self.nats.url,
+            CREDENTIAL: str(self.nats.keys.credential_file(identity)),
+            "UNICRON_PORT": str(self._port),
+            # One address serves one process; the api has the cluster's metrics at its own.
+            "UNICRON_METRICS_ADDRESS": "",
+            "UNICRON_WORKERS_PER_NODE": str(self._workers_per_node),
+            **more,
+        }
+
+    def _pause_s(self, child: Child, reason: UnicronError) -> float:
+        """Return how long to wait before a child that has ended is started again; give up on one that keeps ending."""
+        if (starts := child.recent_starts()) > RESTARTS_PER_MINUTE:
+            raise Unavailable(f"{child.name} ended {starts} times in a minute ({reason.detail})")
+        return NODE_RETURN_S if child.name in self.node_names else 0.0
+
+    async def _wait_for_nodes(self) -> None:
+        """Wait until tasks can be submitted and every node is ready."""
+        answer = "no answer"
+
+        async def ready() -> bool:
+            nonlocal answer
+            try:
+                await client.get("/readyz")
+                nodes = await client.items("/v1/nodes")
+            except UnicronError as err:
+                answer = err.detail
+                return False
+            # A node that was cordoned in an earlier life of the stack still is.
+            found = {node["name"] for node in nodes if node["state"] in ("ready", "cordoned")}
+            answer = f"nodes {sorted(found)} of {self.node_names}"
+            return found >= set(self.node_names)
+
+        async with WaitingClient(self.url, poll_s=READY_POLL_S) as client:
+            try:
+                await client.until("the stack is ready", ready, START_TIMEOUT_S)
+            except TimedOut as err:
+                raise Unavailable(f"the stack was not ready within {START_TIMEOUT_S:.0f} s: {answer}") from err

@@ -1,0 +1,1 @@
+"""Verbs about tasks: submitted, followed, changed, ended, and what they left."""

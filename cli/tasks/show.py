@@ -1,0 +1,157 @@
+"""``unicron show``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from cli.options import Format, Output, Server, TaskName
+from cli.output import clock, print_fields, print_json, print_table
+
+if TYPE_CHECKING:
+    from cli.client import Client
+
+_INCIDENTS = 3
+"""Ids of incidents that are shown, the newest first; `unicron incidents --task` lists all."""
+
+
+def _failure(failure: dict[str, Any] | None) -> str | None:
+    """Return the newest checkpoint that could not be written, in words."""
+    if failure is None:
+        return None
+    return f"step {failure['step']}, {clock(failure['at'])}, {failure['worker']}: {failure['reason']}"
+
+
+def _wait(wait: dict[str, Any], task: str) -> str:
+    """Return until when no process of a task is started, and why, in words."""
+    if wait["until"] is None:
+        return f"until `unicron resume {task}`: {wait['reason']}"
+    return f"until {clock(wait['until'])}, or `unicron resume {task}`: {wait['reason']}"
+
+
+def _copies(shown: dict[str, Any]) -> str | None:
+    """Return how often the state is copied to memory, in words: what a fault can cost at most, and when nothing."""
+    every = shown["memory_every"]
+    if every is None:
+        return None
+    chosen = " (auto)" if shown["spec"]["checkpoint"]["memory_every"] == "auto" else ""
+    text = f"every {every} steps{chosen}" if every > 1 else f"every step{chosen}" if every else "none"
+    replicated = "; another replica, in another failure domain, has the state too"
+    return f"{text}{replicated}" if shown["replicated"] else text
+
+
+def _hang_limits(client: Client, shown: dict[str, Any]) -> str | None:
+    """Return for how long ranks may make no progress now, in words; None where the detector does not say."""
+    from shared.errors import UnicronError
+
+    if not shown["ranks"]:
+        return None
+    try:
+        found = client.get(f"/v1/limits/{quote(shown['name'], safe='')}")
+    except UnicronError:
+        return None
+    longest = found["longest_start_s"]
+    seen = "" if longest is None else f" (the longest start so far took {longest:.3g} s)"
+    step = "" if found["step_s"] is None else f"a step {found['step_s']:.3g} s, "
+    return (
+        f"{step}first steps of a process {found['first_steps_s']:.3g} s{seen}, between steps "
+        f"{found['between_steps_s']:.3g} s; hard limit, if it is at work there: {found['hard_s']:.3g} s"
+    )
+
+
+def show(
+    task: TaskName,
+    attempts: Annotated[
+        bool, typer.Option("--attempts", help="List every submission of the name, and what became of each.")
+    ] = False,
+    server: Server = None,
+    output: Output = Format.TEXT,
+) -> None:
+    """Show a task.
+
+    The name may be that of a task that was deleted.
+    """
+    from cli.client import Client
+    from cli.tasks.notable import notable
+    from cli.tasks.remaining_time import eta
+
+    path = f"/v1/tasks/{quote(task, safe='')}"
+    with Client(server) as client:
+        if attempts:
+            _print_attempts(client.pages(f"{path}/attempts"), output)
+            return
+        shown = client.get(path)
+        if output is Format.JSON:
+            print_json(shown)
+            return
+        newest = {"task": shown["name"], "order": "newest", "limit": _INCIDENTS + 1}
+        incidents = [found["id"] for found in client.get("/v1/incidents", newest)["items"]]
+        hang_limits = _hang_limits(client, shown)
+    layout = shown["layout"] or {}
+    limits = shown["spec"]["workers"]
+    print_fields(
+        [
+            *((name, shown[name]) for name in ("name", "state", "reason")),
+            *([("wait", _wait(shown["wait"], shown["name"]))] if shown["wait"] else []),
+            *([("attempt", shown["attempt"])] if shown["attempt"] > 1 else []),
+            *([("deleted_at", clock(shown["deleted_at"]))] if shown["deleted_at"] else []),
+            *((name, shown[name]) for name in ("weight", "workers")),
+            ("min_workers", limits["min"]),
+            ("max_workers", "any" if limits["max"] is None else limits["max"]),
+            *((name, shown[name]) for name in ("generation", "loss", "step_s")),
+            ("step", f"{shown['step']} of {shown['steps']}"),
+            ("eta", eta(shown)),
+            ("plan", shown["plan"]),
+            ("layout", ", ".join(f"{name} {size}" for name, size in layout.items())),
+            ("throughput_flop_per_s", shown["throughput_flop_per_s"]),
+            ("waf_flop_per_s", shown["waf_flop_per_s"]),
+            ("checkpoint", shown["checkpoint"]),
+            ("saved_step", shown["saved_step"]),
+            ("copies_in_memory", _copies(shown)),
+            *([("hang_limits", hang_limits)] if hang_limits is not None else []),
+            ("checkpoint_failure", _failure(shown["checkpoint_failure"])),
+            *([("newcomers_refused", shown["newcomers_refused"])] if shown["newcomers_refused"] else []),
+            *(("changed", text) for text in shown["changed"]),
+            ("stop_refused", shown["stop_refused"] and shown["stop_refused"]["reason"]),
+            *(("notable", text) for text in notable(shown)),
+            ("incidents", [*incidents[:_INCIDENTS], *(["..."] if len(incidents) > _INCIDENTS else [])]),
+            ("submitted_at", clock(shown["submitted_at"])),
+            ("started_at", clock(shown["started_at"])),
+            ("ended_at", clock(shown["ended_at"])),
+            *((f"result.{name}", value) for name, value in (shown["result"] or {}).items()),
+        ]
+    )
+    if shown["ranks"]:
+        print()
+        columns = ("rank", "worker", "node", "pid", "state")
+        rows = ([rank[name] for name in columns] for rank in shown["ranks"])
+        print_table([name.upper() for name in columns], rows)
+    if shown["traceback"]:
+        print(f"\n{shown['traceback']}")
+
+
+def _print_attempts(page: dict[str, Any], output: Format) -> None:
+    """Print every submission of a name."""
+    if output is Format.JSON:
+        print_json(page)
+        return
+    rows = [
+        (
+            one["number"],
+            f"{one['state']}, deleted" if one["deleted_at"] else one["state"],
+            clock(one["submitted_at"]),
+            clock(one["started_at"]),
+            clock(one["ended_at"]),
+            f"{one['first_step']} to {one['last_step']}",
+            one["owner"],
+            one["flop"],
+            one["weighted_flop"],
+            one["reason"],
+        )
+        for one in page["items"]
+    ]
+    columns = ("ATTEMPT", "STATE", "SUBMITTED (UTC)", "STARTED", "ENDED", "STEPS", "OWNER", "FLOP", "WEIGHTED FLOP")
+    least = ("WEIGHTED FLOP", "FLOP", "OWNER", "STARTED", "SUBMITTED (UTC)", "ENDED")
+    print_table((*columns, "REASON"), rows, least=least, wide=output is Format.WIDE)

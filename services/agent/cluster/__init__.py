@@ -1,0 +1,1 @@
+"""The agent as a member of the cluster: admission, heartbeats, signals, probes, self-test."""

@@ -1,0 +1,1 @@
+"""Files of tasks on a node: outputs, inputs, secrets, in-memory copies."""

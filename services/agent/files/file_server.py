@@ -1,0 +1,120 @@
+"""Answers the api's requests about files on this machine (``shared.messages.node_files``).
+
+The work is done in two threads of its own: a file system that does not answer delays neither ranks nor heartbeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from services.agent.files import task_inputs
+from services.agent.files.rank_users import RankUsers
+from services.agent.files.task_secrets import TaskSecrets
+from shared.bus.connection import Bus
+from shared.bus.dropped import DroppedMessages
+from shared.bus.messages import REASON_CHARACTERS, decode
+from shared.errors import Unavailable, Undecodable, UnicronError
+from shared.messages.node_files import FILES, FILES_REQUEST, CheckInputs, FilesReply, InputProblem, failed, pack
+from shared.messages.task_folders import TaskFolders
+
+logger = logging.getLogger(__name__)
+
+THREADS = 2
+"""One may wait for a slow file system while the other serves the local disk."""
+
+MOST_WAITING = 64
+"""Requests under way, those that wait included; further ones are refused at once. With chunks of 256 KB these need at
+most 16 MB."""
+
+T = TypeVar("T")
+
+
+class FileServer:
+    """Serves the files of one node.
+
+    Args:
+        bus: on which requests come.
+        node: the node's name.
+        run_dir: the run directory.
+        dropped: counts the requests that cannot be decoded.
+        users: of the tasks.
+        secrets: of the tasks.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        node: str,
+        run_dir: Path,
+        dropped: DroppedMessages,
+        users: RankUsers,
+        secrets: TaskSecrets,
+    ) -> None:
+        self._users, self._secrets = users, secrets
+        self._bus, self._subject, self._dropped = bus, f"{FILES}.{node}", dropped
+        self._folders = TaskFolders(run_dir)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="files")
+        self._processes = asyncio.Semaphore(THREADS)
+        self._waiting = 0
+        self._stopped = False
+
+    async def start(self) -> None:
+        """Begin to serve requests."""
+        await self._bus.serve(self._subject, self.serve)
+
+    def stop(self) -> None:
+        """Drop the requests that wait."""
+        self._stopped = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def serve(self, message: bytes) -> bytes:
+        """Handle one request."""
+        if self._stopped:
+            return pack(failed(Unavailable("the agent stops")))
+        if self._waiting >= MOST_WAITING:
+            return pack(failed(Unavailable(f"the agent has {self._waiting} requests for files under way")))
+        self._waiting += 1
+        try:
+            return await self._answer(message)
+        except Undecodable as err:
+            self._dropped.note(self._subject, err)
+            return pack(failed(err))
+        except UnicronError as err:
+            return pack(failed(err))
+        except Exception as err:
+            logger.exception("a request for files failed")
+            return pack(failed(Unavailable(f"{type(err).__name__}: {err}")))
+        finally:
+            self._waiting -= 1
+
+    async def _answer(self, message: bytes) -> bytes:
+        request = decode(FILES_REQUEST, message)
+        if isinstance(request, CheckInputs):
+            return pack(await self._check(request))
+        reply, data = await self._in_thread(lambda: self._folders.answer(request))
+        return pack(reply, data)
+
+    async def _check(self, request: CheckInputs) -> FilesReply:
+        script, uid = request.script, self._users.uid(request.task or "")
+        if uid is None:
+            problems = await self._in_thread(lambda: task_inputs.file_problems(request))
+        else:
+            async with self._processes:
+                problems = await task_inputs.file_problems_of(uid, request)
+        wrong = {problem.field for problem in problems}
+        if script is not None and "script" not in wrong:
+            async with self._processes:
+                problems += await task_inputs.compile_problems(script, uid)
+        for name, place in request.secrets.items():
+            if text := await self._in_thread(functools.partial(self._secrets.problem, place)):
+                problems.append(InputProblem(field=f"secrets.{name}"[:64], problem=text[:REASON_CHARACTERS]))
+        return FilesReply(problems=problems)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)

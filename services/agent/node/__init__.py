@@ -1,0 +1,1 @@
+"""The state of the node: worker slots, their processes, and the record of both for a successor."""

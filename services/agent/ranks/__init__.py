@@ -1,0 +1,1 @@
+"""The rank processes of a node: forked, configured, listened to, limited, ended."""

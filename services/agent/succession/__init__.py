@@ -1,0 +1,1 @@
+"""How one agent follows another while the ranks of the node train on."""

@@ -1,0 +1,123 @@
+"""What the agents of one supervisor share, one after the other.
+
+The supervisor makes it, and passes it to each agent as descriptors and arguments of the command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.agent.node.record import RecordFile
+
+BACKLOG = 1024
+"""Ranks that may wait to be accepted while there is no agent: all that a node can have
+(``Settings.workers_per_node``)."""
+
+ENDING = b"ending"
+"""An agent's report that it hands over."""
+
+LINE_BYTES = 4096
+"""Longest message of an agent to its supervisor: the answer to probes, of at most 256 bytes."""
+
+
+@dataclass(frozen=True)
+class Inheritance:
+    """What an agent finds and leaves.
+
+    Attributes:
+        supervisor: id of the supervisor, new for each of its starts.
+        ranks: listens for ranks. They connect to the same name whichever agent serves it.
+        fork_servers: name of the socket on which the fork server listens for agents, in Linux's abstract namespace.
+        record: the state of the node.
+        reports: to the supervisor; None in a test without one.
+    """
+
+    supervisor: str
+    ranks: socket.socket
+    fork_servers: str
+    record: RecordFile
+    reports: socket.socket | None = None
+
+    @property
+    def ranks_name(self) -> str:
+        """Name of the socket for ranks, in Linux's abstract namespace."""
+        name: bytes = self.ranks.getsockname()
+        return name.removeprefix(b"\0").decode()
+
+    def report_started(self, answer: bytes, probes: socket.socket) -> None:
+        """Report to the supervisor that the agent works.
+
+        Args:
+            answer: what the agent answers to probes.
+            probes: listens for probes; the supervisor answers them while there is no agent.
+        """
+        if self.reports is not None:
+            socket.send_fds(self.reports, [answer], [probes.fileno()])
+
+    def report_ending(self) -> None:
+        """Report to the supervisor that the agent hands over: it answers probes no more."""
+        if self.reports is not None:
+            self.reports.send(ENDING)
+
+
+def listener(name: str) -> socket.socket:
+    """Return a socket that listens on a name in Linux's abstract namespace."""
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    found.bind(f"\0{name}")
+    found.listen(BACKLOG)
+    return found
+
+
+def new_id() -> str:
+    """Return an id for a supervisor."""
+    return uuid.uuid4().hex
+
+
+def arguments(inherited: Inheritance, parent: int) -> list[str]:
+    """Return the arguments from which ``read`` makes the same in another process.
+
+    Args:
+        inherited: what the agent gets; its descriptors have the same numbers there.
+        parent: pid of the supervisor.
+    """
+    assert inherited.reports is not None
+    first, second = inherited.record.descriptors
+    return [
+        *("--supervisor", inherited.supervisor),
+        *("--parent", str(parent)),
+        *("--ranks", str(inherited.ranks.fileno())),
+        *("--fork-servers", inherited.fork_servers),
+        *("--record", str(first), str(second)),
+        *("--reports", str(inherited.reports.fileno())),
+    ]
+
+
+def descriptors(inherited: Inheritance) -> list[int]:
+    """Return the descriptors that another process must get."""
+    assert inherited.reports is not None
+    return [inherited.ranks.fileno(), *inherited.record.descriptors, inherited.reports.fileno()]
+
+
+def read(command_line: Sequence[str]) -> tuple[Inheritance, int]:
+    """Return what ``arguments`` describe, and the pid of the supervisor."""
+    parser = argparse.ArgumentParser(
+        prog="services.agent.agent_process", description="A node agent; services.agent.main starts it."
+    )
+    parser.add_argument("--supervisor", required=True, help="the supervisor's id")
+    parser.add_argument("--parent", type=int, required=True, help="the supervisor's pid")
+    parser.add_argument("--ranks", type=int, required=True, help="descriptor: listens for ranks")
+    parser.add_argument("--fork-servers", required=True, help="name of the fork server's socket")
+    parser.add_argument("--record", type=int, nargs=2, required=True, help="descriptors: the state of the node")
+    parser.add_argument("--reports", type=int, required=True, help="descriptor: to the supervisor")
+    given = parser.parse_args(command_line)
+    first, second = given.record
+    ranks, reports = socket.socket(fileno=given.ranks), socket.socket(fileno=given.reports)
+    for descriptor in (given.ranks, given.reports, first, second):
+        os.set_inheritable(descriptor, False)
+    found = Inheritance(given.supervisor, ranks, given.fork_servers, RecordFile((first, second)), reports)
+    return found, given.parent

@@ -1,0 +1,1 @@
+"""Costs: every worker-second charged once, and reported. Pure."""

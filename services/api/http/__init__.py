@@ -1,0 +1,1 @@
+"""HTTP for all routes: problems, methods, request metrics, policy."""

@@ -1,0 +1,1 @@
+"""Answers of the interface: the stable contract of the REST API."""

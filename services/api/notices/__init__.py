@@ -1,0 +1,1 @@
+"""Notices to a webhook, and how they are sent."""

@@ -1,0 +1,1 @@
+"""What tasks have printed and left on the nodes, found and read."""

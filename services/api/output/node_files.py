@@ -1,0 +1,121 @@
+"""The api's end of ``shared.messages.node_files``: files of tasks on the nodes, and on the api's own machine.
+
+Several machines may share a run directory. So the api reads its own where a node does not answer, and another node may
+have what that node wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+from shared.bus.connection import Bus
+from shared.bus.dropped import DroppedMessages
+from shared.errors import Unavailable, Undecodable
+from shared.messages.node_files import FILES, CheckInputs, FilesReply, ListOutput, OutputFile, unpack
+from shared.messages.task_folders import TaskFilesRequest, TaskFolders
+
+TIMEOUT_S = 4.0
+"""How long a node may take for one request: a reply takes milliseconds, with delays of 200 ms and losses on the way a
+second, and on a machine with every core busy as long again. A node that takes longer is named in the answer."""
+
+
+OWN_THREADS = 4
+"""Reads of the api's own run directory at the same time: one takes milliseconds."""
+
+
+class FileSource(Protocol):
+    """A machine whose files can be asked for. ``name``: of the node; empty: the api's machine."""
+
+    name: str
+
+    async def ask(self, request: TaskFilesRequest) -> tuple[FilesReply, bytes]:
+        """Return the reply to a request, and the bytes that were read.
+
+        Raises:
+            NotFound: it has no such file.
+            Unavailable: it does not answer, or cannot read the file.
+        """
+
+
+class OwnFiles:
+    """The run directory of the api's machine.
+
+    Its threads are its own: those that a file system keeps for ever (a network file system whose server is away) are
+    none of those that the fold and other requests need.
+    """
+
+    name = ""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folders = TaskFolders(run_dir)
+        self._threads = ThreadPoolExecutor(OWN_THREADS, "own-files")
+
+    async def ask(self, request: TaskFilesRequest) -> tuple[FilesReply, bytes]:
+        """Return the reply to a request, and the bytes that were read.
+
+        Raises:
+            NotFound: there is no such file.
+            Unavailable: it cannot be read, or not within ``TIMEOUT_S``.
+        """
+        answering = asyncio.get_running_loop().run_in_executor(self._threads, self._folders.answer, request)
+        try:
+            return await asyncio.wait_for(answering, TIMEOUT_S)
+        except TimeoutError:
+            raise Unavailable(
+                f"the run directory of the api's machine does not answer within {TIMEOUT_S:g} s"
+            ) from None
+
+
+class NodeFiles:
+    """The files of one node, through its agent.
+
+    Args:
+        bus: of the api.
+        node: the node's name.
+        dropped: counts the replies that cannot be decoded.
+    """
+
+    def __init__(self, bus: Bus, node: str, dropped: DroppedMessages) -> None:
+        self._bus, self.name, self._dropped = bus, node, dropped
+
+    async def ask(
+        self, request: TaskFilesRequest | CheckInputs, timeout_s: float | None = None
+    ) -> tuple[FilesReply, bytes]:
+        """Return the reply to a request, and the bytes that were read.
+
+        Args:
+            request: what is asked.
+            timeout_s: how long the node may take; None: ``TIMEOUT_S``.
+
+        Raises:
+            NotFound: the node has no such file.
+            Unavailable: the node does not answer in time, or cannot do it.
+        """
+        subject = f"{FILES}.{self.name}"
+        message = await self._bus.request(subject, request.model_dump_json().encode(), timeout_s=timeout_s or TIMEOUT_S)
+        try:
+            return unpack(message)
+        except Undecodable as err:
+            self._dropped.note(subject, err)
+            raise Unavailable(f"the answer of {self.name} is not readable: {err.detail}") from err
+
+
+async def list_output(source: FileSource, task: str, nodes: Collection[str]) -> list[OutputFile]:
+    """Return the output files that a source has of processes on the workers of some nodes.
+
+    Raises:
+        Unavailable: the source does not answer.
+    """
+    found: list[OutputFile] = []
+    more = True
+    while more:
+        after = found[-1].key if found else (-1, "")
+        reply, _ = await source.ask(ListOutput(task=task, nodes=sorted(nodes), after=after))
+        found += reply.files
+        # An answer that gets no further would be asked for again for ever.
+        more = reply.more and bool(reply.files) and reply.files[-1].key > after
+    return found

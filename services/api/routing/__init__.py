@@ -1,0 +1,1 @@
+"""What several routes share: bodies, parameters, lists, conditions, positions of the log."""

@@ -1,0 +1,1 @@
+"""The projections in their database: tables, the fold that writes them, what is settled, reads."""

@@ -1,0 +1,244 @@
+"""Accounts: what a cost report is made of, from the rows that are settled and the open time, which is settled anew.
+
+Only the edges of a window that cut a settled time, and the time since the last one, are settled for a request. So its
+cost does not grow with the history; that of a window grows with the settled times in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from sqlalchemy import func, select
+
+from services.api.costs.ledger import History
+from services.api.costs.report import Account, Day
+from services.api.costs.service_levels import achieved_flop
+from services.api.costs.settlement import (
+    ALL,
+    CAUSE,
+    DAY_S,
+    DIMENSIONS,
+    INCIDENT,
+    NODE,
+    SUBMISSION,
+    TASK,
+    Amounts,
+    Sums,
+    add,
+    costliest,
+    cut_at_days,
+    day_of,
+    no_amounts,
+    settle_window,
+    submission_key,
+)
+from services.api.costs.span_claims import Window
+from services.api.store.open_time import OpenTime
+from services.api.store.readers import ViewReader
+from services.api.store.settled_rows import SettledRows
+from services.api.store.settling import settled_time
+from services.api.store.slices import history_of, reaching
+from services.api.store.tables import INCIDENTS, NODES, SPANS, TASKS, Kind, SpanRow, TaskRow, V, table_of
+from services.api.views.documents import TaskView
+
+_SPANS = table_of(SpanRow)
+
+
+class Accounts:
+    """Accounts at one moment, read inside one transaction.
+
+    Args:
+        views: the reader.
+        now: the present time.
+    """
+
+    def __init__(self, views: ViewReader, now: datetime) -> None:
+        self._views = views
+        self._connection = views.connection
+        self._rows = SettledRows(views.connection)
+        self._settled = settled_time(views.connection)
+        latest = self._settled.latest_s
+        self.as_of = now if latest <= now.timestamp() else datetime.fromtimestamp(latest, UTC)
+        """A present time that is not before what the log records: its clock may be a little ahead of ours."""
+
+    def incidents(self, names: Iterable[str]) -> dict[str, Amounts]:
+        """Return the amounts of incidents up to now; those that have any."""
+        wanted = {*names}
+        until_s = self.as_of.timestamp()
+        if until_s < self._settled.settled_s:
+            sums = self._window(Window(-math.inf, until_s))
+        else:
+            sums = self._rows.totals(INCIDENT, wanted)
+            add(sums, self._open(until_s, (INCIDENT,), wanted, self._open_time(OpenTime.of_incidents)))
+        return {name: amounts for name, amounts in sums[INCIDENT].items() if name in wanted}
+
+    def account(
+        self,
+        *,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        days: bool = False,
+        limit: int | None = None,
+    ) -> Account:
+        """Return the account of a window.
+
+        Args:
+            start: of the window; None: all time before ``end``.
+            end: of the window, at most the present; None: the present.
+            days: whether to account for each day apart, too.
+            limit: most tasks and most incidents, the costliest first; None: all, in the order of the log.
+        """
+        window = Window.of(start, self.as_of if end is None else min(end, self.as_of))
+        if start is None and window.end_s >= self._settled.settled_s:
+            sums = self._all_time(window, limit)
+        else:
+            sums = self._window(window)
+        if limit is None:
+            tasks, incidents = self._views.page(TASKS), self._views.page(INCIDENTS)
+        else:
+            tasks = self._known(TASKS, costliest(sums[TASK], limit))
+            incidents = self._known(INCIDENTS, costliest(sums[INCIDENT], limit))
+        if start is None and window.end_s >= self._settled.settled_s:
+            keys = tuple(submission_key(task) for task in tasks)
+            add(sums, self._views.known(keys, lambda: self._rows.totals(SUBMISSION, keys)))
+        flop, weighted_flop = self._views.known("flop", self._flop)
+        return Account(
+            as_of=self.as_of,
+            start=start,
+            end=end,
+            window=window,
+            sums=sums,
+            tasks={task.name: task for task in tasks},
+            incidents=incidents,
+            nodes=self._views.known(NODES, lambda: self._views.page(NODES)),
+            flop=flop,
+            weighted_flop=weighted_flop,
+            achieved_flop=self._achieved_flop(window),
+            days=self._days(window) if days else (),
+            limit=limit,
+        )
+
+    def _all_time(self, window: Window, limit: int | None) -> Sums:
+        """Return the amounts of all time up to the window's end; of tasks and incidents those that may be costliest.
+
+        The costliest of all are among those of the settled time, and those that have any of the open time.
+        """
+        open_time = self._open_time()
+
+        def find() -> Sums:
+            settled: Sums = {}
+            for dimension in (ALL, NODE, CAUSE):
+                settled |= self._rows.totals(dimension)
+            for dimension in (TASK, INCIDENT):
+                settled |= self._rows.totals(dimension, costliest=limit)
+                if limit is not None:
+                    settled[dimension] |= self._rows.totals(dimension, open_time.keys(dimension))[dimension]
+            return settled
+
+        sums = self._open(window.end_s, DIMENSIONS, None, open_time)
+        add(sums, find() if limit is None else self._views.known(("totals", limit), find))
+        return sums
+
+    def _known(self, kind: Kind[V], names: Sequence[str]) -> list[V]:
+        """Return the views of these keys that there are, in this order."""
+        keys = tuple(sorted(names))
+        views = self._views.known((kind, keys), lambda: self._views.several(kind, keys))
+        return [views[name] for name in names if name in views]
+
+    def _window(self, window: Window) -> Sums:
+        """Return the amounts of a window."""
+        whole = self._rows.whole_times(window)
+        sums = self._rows.between(whole) if whole is not None else {}
+        for dimension in DIMENSIONS:
+            sums.setdefault(dimension, {})
+        for edge in _edges(window, whole):
+            add(sums, self._settle(edge))
+        return sums
+
+    def _open(self, until_s: float, dimensions: Iterable[str], keys: Iterable[str] | None, open_time: OpenTime) -> Sums:
+        """Return amounts of the time behind the settled one. ``keys``: only these; None: all."""
+        if until_s >= open_time.until_s:
+            return {dimension: open_time.up_to(until_s, dimension, keys) for dimension in dimensions}
+        return self._settle(Window(self._settled.settled_s, until_s))
+
+    def _open_time(self, of: Callable[[History, Mapping[str, TaskView], float], OpenTime] = OpenTime.of) -> OpenTime:
+        """Return the time behind the settled one, which the first request at a position settles."""
+
+        def settle() -> OpenTime:
+            history, tasks = self._views.known(History, self._open_history)
+            return of(history, tasks, self._settled.settled_s)
+
+        return self._views.known(of, settle)
+
+    def _open_history(self) -> tuple[History, Mapping[str, TaskView]]:
+        history = history_of(self._connection, self._views, Window(self._settled.settled_s, math.inf))
+        return history, self._tasks(history)
+
+    def _settle(self, window: Window) -> Sums:
+        """Settle a time for this request."""
+        history = history_of(self._connection, self._views, window)
+        return settle_window(history, self._tasks(history), window, self.as_of)
+
+    def _tasks(self, history: History) -> Mapping[str, TaskView]:
+        return self._views.several(TASKS, {name for plan in history.plans for name in plan.impacts})
+
+    def _days(self, window: Window) -> list[Day]:
+        """Return every day from the first to the last on which a worker was allocated in the window."""
+        table = _SPANS
+        lasting = table.c.allocated & (table.c.end_s > table.c.start_s)
+        within = reaching(table, window.start_s, window.end_s) & (table.c.end_s > window.start_s)
+        query = select(func.min(table.c.start_s), func.max(table.c.end_s)).where(lasting, within)
+        first_s, last_s = self._connection.execute(query).one()
+        if first_s is None or window.end_s <= window.start_s:
+            return []
+        first_s, last_s = max(first_s, window.start_s), min(last_s, window.end_s)
+        whole = self._rows.whole_times(window)
+        amounts = self._rows.days(whole) if whole is not None else {}
+        for edge in _edges(window, whole):
+            history = history_of(self._connection, self._views, edge)
+            tasks = self._tasks(history)
+            for part in cut_at_days(edge.start_s, edge.end_s, first_s):
+                known = {ALL: {"": amounts.get(day_of(part.end_s), no_amounts())}}
+                add(known, {ALL: settle_window(history, tasks, part, self.as_of)[ALL]})
+                amounts[day_of(part.end_s)] = known[ALL][""]
+        days = []
+        start_s = math.floor(first_s / DAY_S) * DAY_S
+        while start_s < last_s:
+            start = datetime.fromtimestamp(start_s, UTC)
+            part = Window(*window.clip(start_s, start_s + DAY_S))
+            days.append(Day(start, amounts.get(start, no_amounts()), self._achieved_flop(part)))
+            start_s += DAY_S
+        return days
+
+    def _flop(self) -> tuple[float, float]:
+        table = table_of(TaskRow)
+        query = select(func.coalesce(func.sum(table.c.flop), 0.0), func.coalesce(func.sum(table.c.weighted_flop), 0.0))
+        flop, weighted_flop = self._connection.execute(query).one()
+        return flop, weighted_flop
+
+    def _achieved_flop(self, window: Window) -> float:
+        """Return the weighted FLOP of the steps done in a window: of the spans inside, and of those that it cuts."""
+        table, now_s = _SPANS, self.as_of.timestamp()
+        # A span ends no later than its claims reach, by which an index finds it.
+        cut = reaching(table, window.end_s, window.end_s) & (table.c.end_s > window.end_s)
+        if window.start_s == -math.inf and window.end_s >= now_s:
+            within = self._settled.achieved_flop
+        else:
+            inside = table.c.start_s.between(window.start_s, window.end_s) & (table.c.end_s <= window.end_s)
+            within = float(self._connection.scalar(select(func.sum(table.c.achieved_flop)).where(inside)) or 0.0)
+            cut |= reaching(table, window.start_s, window.start_s) & (table.c.end_s > window.start_s)
+        achieving = (table.c.achieved_flop > 0.0) | (table.c.state == "open")
+        keys = self._connection.scalars(select(table.c.key).where(cut, achieving))
+        spans = self._views.several(SPANS, keys).values()
+        tasks = self._views.several(TASKS, {span.task for span in spans if span.task})
+        return within + achieved_flop(spans, tasks, window, now_s)
+
+
+def _edges(window: Window, whole: Window | None) -> list[Window]:
+    """Return what of a window lies outside of whole settled times."""
+    if whole is None:
+        return [window]
+    edges = [Window(window.start_s, whole.start_s), Window(whole.end_s, window.end_s)]
+    return [edge for edge in edges if edge.end_s > edge.start_s]

@@ -1,0 +1,216 @@
+"""The projections in their database: the fold writes them, requests read them.
+
+One transaction writes the views together with the position up to which the log has been folded. One transaction, too,
+reads all views of one answer, so that they are of one position even if the fold goes on meanwhile. Tables:
+``services/api/store/tables.py``; the fold itself: ``services/api/projections``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event, select, text
+from sqlalchemy import create_engine as sqlalchemy_engine
+from sqlalchemy.engine import URL, make_url
+
+from services.api.projections.evolve import evolve
+from services.api.store.batches import Batch, upsert
+from services.api.store.memo import Memo
+from services.api.store.readers import ViewReader
+from services.api.store.settling import SettledTime, Settling, settled_time
+from services.api.store.tables import PositionRow, Tables, table_of
+from services.api.views.documents import SCHEMA_VERSION
+from shared.events.union import Recorded
+from shared.log.driver_errors import database_errors
+from shared.log.engines import close_engine
+from shared.log.schema import sqlite_path, with_timeouts
+
+_BUSY_TIMEOUT_MS = 10_000
+"""How long SQLite waits for another process's lock; the fold's transactions take milliseconds."""
+
+_WHAT = "projections"
+
+Observe = Callable[[Batch], None]
+"""Takes note of what a batch of the fold has changed."""
+
+
+def ignored(_: Batch) -> None:
+    """Take no note of what a batch has changed."""
+
+
+class Store:
+    """The projections in SQLite or PostgreSQL; safe to use from threads.
+
+    Args:
+        url: SQLAlchemy URL.
+
+    Raises:
+        Unavailable: the database does not answer.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._sqlite = url.startswith("sqlite")
+        self._engine: Engine
+        if self._sqlite:
+            path = sqlite_path(url)
+            # Not the text: a part of a path that looks like a query or an escape would be read as one.
+            place = URL.create("sqlite", database=str(path)) if path is not None else make_url(url)
+            self._engine = sqlalchemy_engine(place, connect_args={"check_same_thread": False})
+            event.listen(self._engine, "connect", _set_pragmas)
+        else:
+            self._engine = sqlalchemy_engine(with_timeouts(make_url(url)), pool_pre_ping=True)
+        self._folding = threading.Lock()
+        self._batch = Batch()
+        self._settling = Settling()
+        self._memo = Memo()
+        self._folded = 0
+        """Position up to which ``_batch`` knows the views."""
+        try:
+            with database_errors(_WHAT):
+                self._create()
+        except BaseException:
+            self.close()
+            raise
+
+    def _create(self) -> None:
+        """Make the tables; those of another version of the fold are dropped and folded again from the log.
+
+        Tables into which nothing was folded do not say of which version they are: they are made anew, too.
+        """
+        metadata = Tables.metadata
+        metadata.create_all(self._engine, tables=[table_of(PositionRow)])
+        with self._engine.connect() as connection:
+            version = connection.scalar(select(table_of(PositionRow).c.schema_version))
+        if version != SCHEMA_VERSION:
+            self.reset()
+        metadata.create_all(self._engine)
+
+    def reset(self) -> None:
+        """Drop everything; the next fold starts at position 0."""
+        with database_errors(_WHAT), self._folding:
+            self._batch.forget()
+            Tables.metadata.drop_all(self._engine)
+            Tables.metadata.create_all(self._engine)
+
+    def position(self) -> int:
+        """Return the position up to which the log has been folded."""
+        return self.head()[0]
+
+    def head(self) -> tuple[int, str]:
+        """Return the position up to which the log has been folded, and the hash of its record."""
+        with database_errors(_WHAT), self._engine.connect() as connection:
+            return _head(connection)
+
+    def fold(self, records: Sequence[Recorded], observe: Observe = ignored) -> int:
+        """Fold records into the tables and save the position, in one transaction; return the position.
+
+        Records at or below the saved position are skipped, so a repeated delivery has no effect.
+
+        Args:
+            records: of the log.
+            observe: called with what the records have changed, once that is committed.
+        """
+        with database_errors(_WHAT), self._folding:
+            try:
+                with self._writing() as connection:
+                    self._folded = self._fold(connection, records)
+            except BaseException:
+                self._batch.forget()
+                raise
+            observe(self._batch)
+            self._batch.end()
+            return self._folded
+
+    def _fold(self, connection: Connection, records: Sequence[Recorded]) -> int:
+        position, head = _head(connection)
+        settled = settled_time(connection)
+        if position != self._folded:
+            self._batch.forget()  # the tables were folded by another process, or by an earlier one
+        new = [recorded for recorded in records if recorded.position > position]
+        self._batch.begin(connection, new)
+        for recorded in new:
+            evolve(self._batch.views, recorded)
+            position, head = recorded.position, recorded.hash
+        self._batch.write()
+        if new:
+            settled = self._settling.note(connection, self._batch, settled, new[-1].recorded_at.timestamp())
+        _write_place(connection, position, head, settled)
+        return position
+
+    def settle(self) -> None:
+        """Settle time as far as the folded records allow (``store/settling.py``), in a transaction of its own.
+
+        To be called after each ``fold``. Who waits for a record that was folded need not wait for the settling.
+        """
+        with database_errors(_WHAT), self._folding:
+            if not self._settling.due:
+                return
+            try:
+                with self._writing() as connection:
+                    position, head = _head(connection)
+                    if position != self._folded:
+                        return  # another process has folded further: the views in memory are of an earlier position
+                    self._batch.begin(connection, [])
+                    before = settled_time(connection)
+                    settled = self._settling.settle(connection, self._batch, before)
+                    if settled != before:
+                        _write_place(connection, position, head, settled)
+            except BaseException:
+                self._batch.forget()
+                raise
+            self._batch.end()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """Give a transaction in which no other process folds: the position that it reads is the one that it replaces.
+
+        Others may fold meanwhile: the process of a gateway that has just been killed, and each of several gateways over
+        one database.
+        """
+        with self._engine.begin() as connection:
+            if self._sqlite:
+                connection.execute(text("BEGIN IMMEDIATE"))
+            else:
+                connection.execute(text(f"LOCK TABLE {table_of(PositionRow).name} IN SHARE ROW EXCLUSIVE MODE"))
+            yield connection
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[ViewReader]:
+        """Give a reader of the views at the present position; records folded later do not change what it reads.
+
+        Raises:
+            Unavailable: the database does not answer.
+        """
+        with database_errors(_WHAT), self._engine.connect() as connection:
+            if self._sqlite:
+                connection.execute(text("BEGIN"))  # the driver begins a transaction for writes only
+            else:
+                connection = connection.execution_options(isolation_level="REPEATABLE READ")
+            yield ViewReader(connection, self._memo)
+
+    def close(self) -> None:
+        """Close every connection; one that a thread still uses is closed when the thread returns it."""
+        close_engine(self._engine)
+
+
+def _head(connection: Connection) -> tuple[int, str]:
+    table = table_of(PositionRow)
+    row = connection.execute(select(table.c.position, table.c.head)).first()
+    return (int(row.position), str(row.head)) if row is not None else (0, "")
+
+
+def _write_place(connection: Connection, position: int, head: str, settled: SettledTime) -> None:
+    place = {"id": 1, "schema_version": SCHEMA_VERSION, "position": position, "head": head, **vars(settled)}
+    upsert(connection, table_of(PositionRow), [place])
+
+
+def _set_pragmas(connection: Any, _record: Any) -> None:
+    """Let readers not wait for the fold (WAL); what a power cut loses (NORMAL) is folded again from the log."""
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
+    cursor.close()

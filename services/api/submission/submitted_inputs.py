@@ -1,0 +1,75 @@
+"""Whether the nodes can use the files that a submitted specification names: refused at submission where one cannot.
+
+The nodes are asked at the same time, for a bounded time. One that does not answer, or is of a version without this
+question, has no say: its ranks would find out, and end the task with their message. So without any node a submission is
+accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from services.api.output.node_files import NodeFiles
+from shared.errors import Unavailable
+from shared.messages.node_files import CheckInputs, InputProblem
+from shared.tasks.specification import TaskSpec, refused
+
+CHECK_TIMEOUT_S = 5.0
+"""How long a node may take: the 3 s that compiling a script may take there, and 2 s for the rest."""
+
+NODES_NAMED = 10
+"""Most nodes that a refusal names; of further ones it says how many they are."""
+
+
+async def check_inputs(spec: TaskSpec, nodes: Sequence[NodeFiles], below: Sequence[Path] | None = None) -> None:
+    """Refuse a specification that names files which ranks on one of the nodes could not use.
+
+    Args:
+        spec: the specification.
+        nodes: which are asked.
+        below: directories below which the files have to be, wherever links lead; None: anywhere.
+
+    Raises:
+        InvalidInput: with field, value, problem, and the nodes concerned.
+    """
+    request = CheckInputs(
+        task=spec.name,
+        data=spec.data,
+        script=spec.script,
+        vocabulary=spec.model.vocabulary,
+        directories=None if below is None else [str(directory) for directory in below],
+        secrets=spec.secrets,
+    )
+    answers = await asyncio.gather(*(_problems(node, request) for node in nodes))
+    concerned: dict[InputProblem, list[str]] = {}
+    for node, problems in zip(nodes, answers, strict=True):
+        for problem in problems:
+            concerned.setdefault(problem, []).append(node.name)
+    values: dict[str, object] = {
+        "data": spec.data,
+        "script": spec.script,
+        "model.vocabulary": spec.model.vocabulary,
+        **{f"secrets.{name}": place for name, place in spec.secrets.items()},
+    }
+    found = [(p.field, values.get(p.field), _text(p, names)) for p, names in concerned.items()]
+    if found:
+        raise refused(found)
+
+
+async def _problems(node: NodeFiles, request: CheckInputs) -> list[InputProblem]:
+    """Return what a node says; nothing if it does not answer."""
+    try:
+        reply, _ = await node.ask(request, CHECK_TIMEOUT_S)
+    except Unavailable:
+        return []
+    return reply.problems
+
+
+def _text(problem: InputProblem, nodes: Sequence[str]) -> str:
+    """Return a problem with the nodes on which it is found."""
+    named = ", ".join(sorted(nodes)[:NODES_NAMED])
+    more = f" and {len(nodes) - NODES_NAMED} more" if len(nodes) > NODES_NAMED else ""
+    allowed = f"; allowed: {problem.allowed}" if problem.allowed else ""
+    return f"{problem.problem} on {named}{more}{allowed}"

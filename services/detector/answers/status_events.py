@@ -1,0 +1,248 @@
+"""Events that are no error: of nodes that join or leave, and of tasks: rates, checkpoints, stops, results."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from datetime import datetime
+
+from services.detector.incidents.faults import SERVICE
+from services.detector.progress import checkpoint_failures, recording
+from services.detector.state.cluster import DetectorState
+from services.detector.state.node import MonitoredNode
+from services.detector.state.task import MonitoredTask
+from shared.events.node_events import CheckResult
+from shared.events.union import (
+    ErrorDetected,
+    Event,
+    NodeAdopted,
+    NodeJoined,
+    NodeLeft,
+    NodeReturned,
+    StateMoved,
+    TaskCheckpointed,
+    TaskCheckpointFailed,
+    TaskFinished,
+    TaskIdentified,
+    TaskProgressed,
+    TaskStopped,
+    TaskStopRefused,
+    derived_id,
+)
+from shared.messages.signals import (
+    PHASES,
+    Heartbeat,
+    RankCheckpointed,
+    RankCheckpointFailed,
+    RankFinished,
+    RankIdentified,
+    RankSignals,
+    RankStopped,
+    WorkerStatus,
+)
+
+
+def node_joined(heartbeat: Heartbeat, cause: str, now: datetime, self_test: Sequence[CheckResult] = ()) -> NodeJoined:
+    """Return the event of a node that offers workers.
+
+    Args:
+        heartbeat: the node's newest heartbeat.
+        cause: the node's incarnation or, if the node returns, the id of the error event that declared it lost.
+        now: the time.
+        self_test: what the node's self-test found, if it was isolated.
+    """
+    return NodeJoined(
+        event_id=derived_id(cause, SERVICE, "joined"),
+        occurred_at=now,
+        node=heartbeat.node,
+        incarnation=heartbeat.incarnation,
+        agent_pid=heartbeat.agent_pid,
+        domain=heartbeat.domain,
+        hardware=heartbeat.hardware,
+        workers=[w.worker for w in heartbeat.workers],
+        supervisor=heartbeat.supervisor,
+        self_test=list(self_test),
+    )
+
+
+def node_adopted(node: MonitoredNode, heartbeat: Heartbeat, now: datetime) -> NodeAdopted:
+    """Return the event of a node whose agent has a successor, which has sent its first heartbeat."""
+    return NodeAdopted(
+        event_id=derived_id(heartbeat.incarnation, SERVICE, "adopted"),
+        occurred_at=now,
+        node=node.name,
+        incarnation=heartbeat.incarnation,
+        predecessor=node.incarnation,
+        agent_pid=heartbeat.agent_pid,
+    )
+
+
+def node_returned(node: MonitoredNode, error: Event, now: datetime) -> NodeReturned:
+    """Return the event of a node that was isolated for what has turned out to follow its task, by a later error."""
+    return NodeReturned(
+        event_id=derived_id(error.event_id, SERVICE, f"{node.name} returned"),
+        occurred_at=now,
+        node=node.name,
+        incarnation=node.incarnation,
+        actor=SERVICE,
+    )
+
+
+def node_left(node: MonitoredNode, reason: str, now: datetime) -> NodeLeft:
+    """Return the event of a node that leaves in order. A node joins once before it leaves."""
+    return NodeLeft(
+        event_id=derived_id(node.joined, SERVICE, "left"),
+        occurred_at=now,
+        node=node.name,
+        incarnation=node.incarnation,
+        reason=reason,
+    )
+
+
+def of_rank(state: DetectorState, status: WorkerStatus, interval_s: float, now: datetime) -> TaskProgressed | None:
+    """Learn a task's step and rate from the status of its rank 0; return a summary when one is due.
+
+    What any rank reports of times without progress is learnt, too; not once a fault has been found or a plan is in
+    progress, since a rank may then have waited for another that hangs.
+
+    Args:
+        state: the detector's; the task's step and the durations of its steps are changed in place.
+        status: of a worker.
+        interval_s: shortest time between two summaries of a generation (``progress.py``).
+        now: the time.
+    """
+    task = state.tasks.get(status.task) if status.task is not None else None
+    if task is None or task.ended or status.generation != task.generation:
+        return None
+    if status.worker not in task.members or status.state != "training":
+        return None
+    if task.change is None and not task.unanswered:
+        for phase, seconds in status.gaps_s.items():
+            if phase in PHASES:  # those of a newer agent are of no use
+                task.gaps.note(status.worker, phase, seconds)
+    if status.rank != 0:
+        return None
+    task.step = max(task.step, status.step)
+    if status.step_s is not None and status.steps_timed > task.timed:
+        task.timed = status.steps_timed
+        task.durations_s.append(status.step_s)
+        task.gaps.note_step(status.steps_timed, status.step_s)
+    return task_progressed(task, status, now) if recording.is_due(task, status.step, interval_s, now) else None
+
+
+def before_fault(state: DetectorState, error: ErrorDetected, now: datetime) -> list[TaskProgressed]:
+    """Return the summaries of the tasks that a fault interrupts, up to the fault."""
+    tasks = [state.tasks[error.task]] if error.task in state.tasks else []
+    if error.node is not None:
+        tasks += [task for task in state.tasks.values() if task not in tasks and task.workers_on(error.node)]
+    return [task_progressed(task, None, now) for task in tasks if recording.is_unrecorded(task)]
+
+
+def task_progressed(task: MonitoredTask, status: WorkerStatus | None, now: datetime) -> TaskProgressed:
+    """Return the summary of a task's recent steps. At least one step must have been timed.
+
+    Args:
+        task: the task.
+        status: of its rank 0, if that is what the summary is made for.
+        now: the time.
+    """
+    return TaskProgressed(
+        event_id=derived_id(f"{task.name}/{task.generation}/{task.step}", SERVICE, "progressed"),
+        occurred_at=now,
+        task=task.name,
+        generation=task.generation,
+        step=task.step,
+        workers=len(task.members),
+        step_s=statistics.median(task.durations_s),
+        loss=status.loss if status is not None else None,
+        memory_every=status.memory_every if status is not None else None,
+        replicated=status.replicated if status is not None else None,
+    )
+
+
+def stop_refused(task: MonitoredTask, moved: StateMoved, now: datetime) -> TaskStopRefused:
+    """Return the event of a task that could not be saved, and so was not stopped.
+
+    Args:
+        task: the task.
+        moved: how the plan to stop it failed.
+        now: the time.
+    """
+    return TaskStopRefused(
+        event_id=derived_id(moved.event_id, SERVICE, "stop-refused"),
+        occurred_at=now,
+        task=task.name,
+        generation=task.generation,
+        step=max(task.step, moved.step),
+        plan=moved.plan,
+        # The part for people: in front of it are the failure's code and phase.
+        reason=moved.detail.split(": ", 2)[-1],
+    )
+
+
+def of_signal(task: MonitoredTask, signal: RankSignals, now: datetime) -> Event | None:
+    """Return the event of a signalled identity, checkpoint, stop or result; None for other signals.
+
+    None also for the failure of a checkpoint of a kind that the log has already.
+    """
+    at = min(signal.occurred_at, now)
+    # The id derives from the thing itself, so that signals of several agents about it make one event.
+    cause = f"{signal.task}/{signal.generation}/{signal.step}"
+    match signal:
+        case RankIdentified() if not task.identity:
+            before = task.identity_before
+            changed = [
+                f"{name}: {before[name]} -> {value}"
+                for name, value in sorted(signal.identity.items())
+                if before.get(name, value) != value
+            ]
+            return TaskIdentified(
+                event_id=derived_id(f"{signal.task}/{signal.generation}", SERVICE, "identified"),
+                occurred_at=at,
+                task=signal.task,
+                generation=signal.generation,
+                step=signal.step,
+                identity=signal.identity,
+                changed=changed,
+            )
+        case RankCheckpointed():
+            return TaskCheckpointed(
+                event_id=derived_id(f"{cause}/{signal.path}", SERVICE, "checkpointed"),
+                occurred_at=at,
+                task=signal.task,
+                generation=signal.generation,
+                step=signal.step,
+                path=signal.path,
+            )
+        case RankCheckpointFailed() if checkpoint_failures.is_new(task, signal.reason):
+            return TaskCheckpointFailed(
+                event_id=derived_id(f"{cause}/{signal.worker}/{signal.reason}", SERVICE, "checkpoint-failed"),
+                occurred_at=at,
+                task=signal.task,
+                generation=signal.generation,
+                step=signal.step,
+                worker=signal.worker,
+                reason=signal.reason,
+            )
+        case RankStopped():
+            return TaskStopped(
+                event_id=derived_id(cause, SERVICE, "stopped"),
+                occurred_at=at,
+                task=signal.task,
+                generation=signal.generation,
+                step=signal.step,
+                path=signal.path,
+            )
+        case RankFinished():
+            return TaskFinished(
+                event_id=derived_id(cause, SERVICE, "finished"),
+                occurred_at=at,
+                task=signal.task,
+                generation=signal.generation,
+                step=signal.step,
+                samples_sha256=signal.samples_sha256,
+                parameters_path=signal.parameters_path,
+                loss=signal.loss,
+                worker=signal.worker,
+            )
+    return None

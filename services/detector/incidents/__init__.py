@@ -1,0 +1,1 @@
+"""From a fault to its incident: cause, severity, escalation, observations."""

@@ -1,0 +1,1 @@
+"""Nodes as the detector judges them: silence, links between them, isolation, drains."""

@@ -1,0 +1,91 @@
+"""Processes that a node should not have, and the requests to end them. Pure.
+
+Two kinds: the processes of a node that returns, which have survived its absence (``of_returned``), and processes on
+workers that no plan names any more (``find``, for every heartbeat). The transition service releases the workers that a
+task gives up. But the transition service sends nothing to a node that counts as lost, and a release may time out. The
+process would then occupy its worker for ever, and train a generation of which nothing counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from services.detector.state.cluster import DetectorState
+from services.detector.state.node import MonitoredNode
+from shared.messages.signals import Heartbeat, WorkerStatus
+
+CLEAN_INTERVAL_S = 1.0
+"""Pause between two requests to a node to end ranks that it should not have."""
+
+LEFTOVER_S = 5.0
+"""For how long heartbeats must report such a process. A release takes milliseconds, and a rank that has finished its
+task has 5 s to leave (``services.agent.ranks.ending_processes.FINISH_GRACE_S``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clean:
+    """A request to a node: end the ranks of ``task`` on ``workers``, which the node should not have.
+
+    ``generation``: the newest one that the node's agent can have seen, so that the agent accepts the request.
+    """
+
+    node: str
+    task: str
+    generation: int
+    workers: list[str]
+
+
+def of_returned(heartbeat: Heartbeat) -> dict[str, list[str]]:
+    """Return task -> workers of all processes of a node that has returned: they survived its absence."""
+    return _by_task(heartbeat.workers)
+
+
+def requests(state: DetectorState, node: MonitoredNode, stale: Mapping[str, list[str]], now: datetime) -> list[Clean]:
+    """Return the requests to end processes of tasks on a node's workers; none if the node was asked a moment ago."""
+    due = node.cleaned_at is None or (now - node.cleaned_at).total_seconds() >= CLEAN_INTERVAL_S
+    if not stale or not due:
+        return []
+    node.cleaned_at = now
+    found = []
+    for name, workers in stale.items():
+        # Not the generation of the newest plan: a pause has none, and the node may have seen one before it.
+        found.append(Clean(node.name, name, state.highest_generation(name), workers))
+    return found
+
+
+def find(state: DetectorState, node: MonitoredNode, now: datetime) -> dict[str, list[str]]:
+    """Return task -> workers of a node, which is not lost, whose process is left over.
+
+    Args:
+        state: the detector's.
+        node: has just sent a heartbeat.
+        now: when the heartbeat was received.
+    """
+    assert node.heartbeat is not None
+    left = [status for status in node.heartbeat.workers if _is_leftover(state, status)]
+    node.leftover_since = {status.worker: node.leftover_since.get(status.worker, now) for status in left}
+    return _by_task(s for s in left if (now - node.leftover_since[s.worker]).total_seconds() >= LEFTOVER_S)
+
+
+def _by_task(statuses: Iterable[WorkerStatus]) -> dict[str, list[str]]:
+    """Return task -> workers, of the workers that have a process."""
+    found: dict[str, list[str]] = {}
+    for status in statuses:
+        if status.task is not None:
+            found.setdefault(status.task, []).append(status.worker)
+    return found
+
+
+def _is_leftover(state: DetectorState, status: WorkerStatus) -> bool:
+    """Return whether the worker has a process of a task that has neither a plan nor a generation with the worker.
+
+    A task that the log does not know, as after the restore of an old backup, is left to the operator.
+    """
+    if status.task is None:
+        return False
+    task = state.tasks.get(status.task)
+    if task is None:
+        return status.task in state.ended
+    return not task.unanswered and status.worker not in task.concerned()

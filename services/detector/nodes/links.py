@@ -1,0 +1,194 @@
+"""Inquiries: before a fault is judged that a link may have caused, the nodes of its task probe one another. Pure.
+
+A rank that cannot reach a peer looks like one that hangs, or like a collective that is stuck. So such a fault waits
+until the nodes have answered (``probing.py``), at most for ``ANSWER_S`` in each round (``rounds.py``). ``pairs.py``
+judges the answers of all rounds:
+
+* A pair is broken in two inquiries in succession, of which the second one asks such pairs only, or was broken within
+  ``isolation.MEMORY_S`` before: a side of it is isolated (``isolation.py``). The fault belongs to that incident.
+* No pair is broken, and the ranks have stood still for less than ``ROUND_TRIPS`` of the slowest pair: the network is
+  slow, and the ranks wait on.
+* Ranks join a generation for long, and nothing is known of how long that may take: they go on.
+* Otherwise the fault is judged as if nobody had been asked. A pair that was broken in the first inquiry alone is noted
+  in the evidence, so that it counts as broken before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from services.detector.incidents.faults import Fault
+from services.detector.nodes import isolation, probing, rounds
+from services.detector.nodes.probing import ProbeQuestion
+from services.detector.state.cluster import DetectorState
+from services.detector.state.pairs import broken_pairs, left_out, pair
+from services.detector.state.task import MonitoredTask
+from services.detector.state.unlogged import Inquiry
+from shared.events.evidence import Evidence
+from shared.events.union import ErrorDetected
+from shared.messages.probes import PROBE_TIMEOUT_S, Outcome
+
+ANSWER_S = PROBE_TIMEOUT_S + 1.1
+"""How long answers are waited for: the time-out of a probe, the way of question and answer over NATS
+(``services.detector.prober.REPLY_S``), and a tick."""
+
+FRESH_S = 2 * ANSWER_S
+"""Age at which an inquiry says nothing about now. While ranks wait on in a slow network, their nodes are asked again at
+this interval, so that a link that breaks meanwhile is found."""
+
+SUSPICION_S = 15.0
+"""The suspicion's age where ranks only join for long: they may read a large state, and their nodes are not to be
+disturbed."""
+
+OTHER_WITNESSES = 8
+"""Nodes without a part in the task that are asked as well, at most: more do not change what most say."""
+
+ROUND_TRIPS = 100
+"""Round trips for which ranks may stand still in a step while all pairs work. TCP repeats a segment that is lost again
+and again after about 1.5, 3, 6, 12 and 24 round trips (RFC 6298: the smoothed round trip and four deviations, doubled
+each time). With 5% loss, five losses of one segment in succession happen once in three million segments; between two
+reports of progress a rank waits for several segments, one after the other."""
+
+SETUP_ROUND_TRIPS = 300
+"""The round trips that a pair has while ranks join a generation. Making the groups of two ranks takes 86 round trips in
+succession, and 120 with 5% loss (measured with a delay of 0.2 s in each direction: 34 s and 48 s)."""
+
+
+@dataclass(slots=True)
+class Examination:
+    """What follows from a fault.
+
+    Attributes:
+        questions: nodes to ask; the fault is examined again once they have answered.
+        errors: the nodes that are isolated.
+        fault: the fault, if it is to be judged now.
+    """
+
+    questions: list[ProbeQuestion] = field(default_factory=list)
+    errors: list[ErrorDetected] = field(default_factory=list)
+    fault: Fault | None = None
+
+
+def examine(state: DetectorState, task: MonitoredTask, fault: Fault | None, now: datetime) -> Examination:
+    """Return what follows from a task's fault. A fault that no link can cause is judged at once.
+
+    Args:
+        state: the detector's.
+        task: the task; it keeps its inquiry from call to call.
+        fault: as found now. It is found again at every call, until it is judged or gone.
+        now: the time.
+    """
+    if fault is None or not fault.by_peers:
+        return Examination(fault=fault)
+    needed = _nodes(state, task)
+    if len(needed) < 2:
+        return Examination(fault=fault if fault.certain else None)
+    inquiry = task.inquiry
+    if inquiry is None or (now - inquiry.asked_at).total_seconds() > (FRESH_S if fault.certain else SUSPICION_S):
+        return Examination(_begin(state, task, needed, fault, now))
+    if not _is_answered(state, inquiry) and (now - inquiry.asked_at).total_seconds() <= ANSWER_S:
+        return Examination()
+    if inquiry.waiting:
+        return Examination(_ask(state, task, inquiry, now))
+    reached, round_trip_s = _answers(state, inquiry)
+    if reached:  # the second of two inquiries asks a few pairs only
+        task.round_trip_s = max(round_trip_s, task.round_trip_s if inquiry.suspects else 0.0)
+    broken = broken_pairs(reached)
+    certain = {one for one in broken if one in inquiry.suspects or isolation.breaks(state, one, now)}
+    if out := left_out(needed.keys(), certain, isolation.need(state)):
+        task.inquiry = None
+        return Examination(errors=[isolation.isolate(state, node, certain, fault, now) for node in out])
+    if left_out(needed.keys(), broken, {}) and not inquiry.suspects:
+        again = Inquiry(since=now, asked_at=now, waiting=tuple(sorted(broken)), suspects=broken)
+        return Examination(_ask(state, task, again, now))
+    waits_s = patience_s(task.round_trip_s, in_setup=fault.in_setup)
+    if not fault.certain or (fault.stalled_s is not None and fault.stalled_s <= waits_s):
+        return Examination()
+    task.inquiry = None
+    found = Evidence(pairs=sorted(inquiry.suspects)) if inquiry.suspects else Evidence()
+    evidence = fault.evidence | found.mapping(round_trip_s=task.round_trip_s)
+    return Examination(fault=replace(fault, evidence=evidence))
+
+
+def patience_s(round_trip_s: float, *, in_setup: bool) -> float:
+    """Return for how many seconds ranks may stand still in a network with this round trip, while all pairs work."""
+    return round_trip_s * (SETUP_ROUND_TRIPS if in_setup else ROUND_TRIPS)
+
+
+def _nodes(state: DetectorState, task: MonitoredTask) -> dict[str, int]:
+    """Return node -> its lowest rank, of the nodes that the task's stage and its plan need and that can be asked."""
+    ranks: dict[str, int] = {}
+    for member in (*task.members.values(), *(member for stage in task.stages() for member in stage.members)):
+        ranks[member.node] = min(member.rank, ranks.get(member.node, member.rank))
+    return {node: ranks[node] for node in _available(state, ranks)}
+
+
+def _available(state: DetectorState, names: Collection[str]) -> frozenset[str]:
+    """Return those of the nodes that are neither lost nor isolated, and that can be asked."""
+    return frozenset(
+        name
+        for name in names
+        if name not in state.isolated and probing.can_probe(state, name) and state.nodes[name].present
+    )
+
+
+def _begin(
+    state: DetectorState, task: MonitoredTask, needed: Mapping[str, int], fault: Fault, now: datetime
+) -> list[ProbeQuestion]:
+    """Begin an inquiry. The needed nodes probe one another; witnesses probe them and are probed by them."""
+    nodes = sorted(needed, key=lambda node: (needed[node], node))
+    remembered = [known for known in state.breaks if isolation.breaks(state, known, now)]
+    pairs = rounds.schedule(nodes, _in_question(fault), remembered, task.inquiries)
+    if len(nodes) <= rounds.PEERS:
+        others = sorted(_available(state, state.nodes.keys()) - needed.keys())[:OTHER_WITNESSES]
+        pairs += [pair(node, other) for node in nodes for other in others]
+    task.inquiries += 1
+    return _ask(state, task, Inquiry(since=now, asked_at=now, waiting=tuple(pairs)), now)
+
+
+def _in_question(fault: Fault) -> list[str]:
+    """Return the nodes that a fault names, those that were named first at the beginning."""
+    blamed = [fault.worker, *Evidence.read(fault.evidence).workers, *fault.evidence.get("broken_sockets_of", [])]
+    return [worker.rpartition("/")[0] for worker in blamed if worker is not None]
+
+
+def _ask(state: DetectorState, task: MonitoredTask, inquiry: Inquiry, now: datetime) -> list[ProbeQuestion]:
+    """Ask the next round of an inquiry. Both nodes of a pair probe each other, since a broken one needs both sides."""
+    asking, waiting = rounds.next_round(inquiry.waiting)
+    peers: dict[str, list[str]] = {}
+    for one, other in asking:
+        peers.setdefault(one, []).append(other)
+        peers.setdefault(other, []).append(one)
+    questions = [question for node in sorted(peers) for question in probing.ask(state, [node], peers[node], now)]
+    asked = frozenset((question.witness, peer) for question in questions for peer in question.peers)
+    task.inquiry = replace(
+        inquiry, asked_at=now, asked=asked, answered=inquiry.answered | inquiry.asked, waiting=tuple(waiting)
+    )
+    return questions
+
+
+def _is_answered(state: DetectorState, inquiry: Inquiry) -> bool:
+    """Return whether all have answered that were asked in the present round."""
+    results = (state.probes.get(direction) for direction in inquiry.asked)
+    return all(result is not None and result.asked_at >= inquiry.asked_at for result in results)
+
+
+def _answers(state: DetectorState, inquiry: Inquiry) -> tuple[dict[tuple[str, str], bool], float]:
+    """Return who has reached whom, and the longest round trip in seconds.
+
+    A machine that answers is reached, whatever has become of its agent. Left out is what concerns a node that was
+    isolated since, as for another task: its broken pairs are no evidence against the other side.
+    """
+    reached: dict[tuple[str, str], bool] = {}
+    round_trip_s = 0.0
+    for direction in inquiry.answered | inquiry.asked:
+        result = state.probes.get(direction)
+        if result is None or result.asked_at < inquiry.since or result.outcome is None:
+            continue
+        if not state.isolated.keys().isdisjoint(direction):
+            continue
+        reached[direction] = result.outcome is not Outcome.SILENT
+        round_trip_s = max(round_trip_s, result.round_trip_s or 0.0)
+    return reached, round_trip_s

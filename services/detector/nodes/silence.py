@@ -1,0 +1,327 @@
+"""Silent nodes: which are lost, which are only unreachable, and whether the control plane itself is cut off. Pure.
+
+Silence has three causes: the agent or its machine has ended, its link to NATS is cut, or the link of the control plane
+is. ``docs/detector.md`` has the table of rules; their order here is that of ``_verdict``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from services.detector.nodes import probing
+from services.detector.nodes.probing import DETECTOR, ProbeQuestion
+from services.detector.nodes.silence_limits import SilenceLimit, SilenceLimits, evidence
+from services.detector.progress import hangs
+from services.detector.state.cluster import DetectorState
+from services.detector.state.node import MonitoredNode
+from services.detector.state.task import MonitoredTask
+from shared.messages.probes import Outcome
+from shared.messages.reachability import Reachability, Unreachable
+from shared.messages.signals import RECONNECT_GRACE_S
+
+DECISION_FACTOR = 3.0
+"""Multiple of ``node_timeout_s`` after which a node that witnesses reach is lost if a task cannot do without a decision
+about it. A client that reconnects needs 2 s at most (``RECONNECT_GRACE_S``), a lost TCP segment three times that with
+two losses in a row."""
+
+UNANSWERED_S = 10.0
+"""A node about which no witness has answered for this time, though nodes speak, is lost. A TCP connection that was cut
+for seconds repeats its segments up to this much later (its time-out has doubled meanwhile)."""
+
+MAX_WITNESSES = 5
+"""Witnesses asked about a node at a time: a majority of them would have to fail in the same second."""
+
+MAX_OWN_PROBES = 32
+"""Nodes that the detector probes itself at a time. It asks whether *its* link works, for which a few are enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A node that is lost.
+
+    Attributes:
+        node: the node.
+        reason: in words.
+        limit_s: the silence that counted, seconds.
+        details: further evidence, for the reader: the limit's source, and the answers of the witnesses.
+    """
+
+    node: MonitoredNode
+    reason: str
+    limit_s: float
+    details: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Found:
+    """What the silence of nodes calls for. ``notes``: lines for the detector's own log."""
+
+    questions: list[ProbeQuestion] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Now:
+    """One look at the nodes that count as alive.
+
+    Attributes:
+        at: the time.
+        silent_s: by node.
+        limits: by node, of those that are silent at all.
+        speaking: nodes that speak.
+        apart: nodes that are not on the detector's own machine, whose link may be the one that is cut.
+        witnesses: of those that speak, are apart and are not isolated, the ones that can probe. An isolated node cannot
+            reach some others because of its own links: what it reaches is reached, and its failures prove nothing.
+        others_speak: nodes of older versions, which cannot probe, speak and are apart.
+    """
+
+    at: datetime
+    silent_s: Mapping[str, float]
+    limits: Mapping[str, SilenceLimit]
+    speaking: Set[str]
+    apart: Set[str]
+    witnesses: list[str]
+    others_speak: bool
+
+
+def judge(state: DetectorState, limits: SilenceLimits, listening_since: datetime, now: datetime) -> Found:
+    """Return the questions to ask, and the nodes that are lost; mark nodes that are silent and not lost.
+
+    Args:
+        state: the detector's.
+        limits: thresholds.
+        listening_since: the silence of no node counts from before this time.
+        now: the time.
+    """
+    found = Found()
+    look = _look(state, limits, listening_since, now)
+    found.questions = _questions(state, limits, look)
+    for name, silent_s in look.silent_s.items():
+        node, limit = state.nodes[name], look.limits.get(name)
+        if limit is None or silent_s < limit.ask_s:
+            continue
+        since = _evidence_since(node, listening_since)
+        reason, limit_s, source = _ended(state, node, since), limit.ask_s, "ended"
+        if reason is None and silent_s > limit.limit_s:
+            reason, limit_s, source = _verdict(state, limits, node, since, look), limit.limit_s, limit.source
+        if reason is not None:
+            details = {"limit_source": source, **evidence(node.arrivals, silent_s)}
+            witnesses = {w: str(o or "no answer") for w, o in probing.results(state, name, since).items()}
+            found.lost.append(Lost(node, reason, limit_s, details | ({"witnesses": witnesses} if witnesses else {})))
+        elif silent_s > max(limits.node_timeout_s, limit.limit_s) and node.unreachable_since is None:
+            node.unreachable_since = node.heard_at or listening_since
+            found.notes.append(f"node {name} is silent, and nothing shows that it is lost: its ranks are kept")
+    _mark_cut_off(state, look, found)
+    return found
+
+
+def _mark_cut_off(state: DetectorState, look: _Now, found: Found) -> None:
+    """Note whether no node is heard, or none on another machine, though there are some that are not lost.
+
+    Only the first means that the control plane is cut off from all nodes. In the second case the link of its own
+    machine may be the one that is cut, which nodes on that machine do not show.
+    """
+    left = look.silent_s.keys() - {one.node.name for one in found.lost}
+    kept = {name for name in left if state.nodes[name].unreachable_since is not None}
+    others = left - kept
+    cut_off = bool(kept) and not others
+    link = cut_off or (bool(kept & look.apart) and not others & look.apart)
+    if cut_off and state.cut_off_since is None:
+        found.notes.append("no node is heard, and none is known to be lost: the control plane may be cut off")
+    elif link and not cut_off and not state.link_may_be_cut:
+        found.notes.append("no node on another machine is heard: the link of the control plane's machine may be cut")
+    state.cut_off_since = (state.cut_off_since or look.at) if cut_off else None
+    state.link_may_be_cut = link
+
+
+def heard(state: DetectorState, node: MonitoredNode, now: datetime) -> list[str]:
+    """Note that a node is heard; return a line for the log if it was unreachable.
+
+    The node was never given up: its ranks train on, and nothing is cleaned. If the link of the control plane's machine
+    may have been cut, the other nodes get time to reconnect, too.
+    """
+    if node.unreachable_since is None or not node.present:
+        return []
+    silent_s = (now - node.unreachable_since).total_seconds()
+    grace = timedelta(seconds=RECONNECT_GRACE_S)
+    node.unreachable_since, node.adopted_until = None, now + grace
+    state.cut_off_since = None
+    if state.link_may_be_cut:
+        state.link_may_be_cut = False
+        for other in state.nodes.values():
+            if other.present:
+                other.excused_until = now + grace
+    return [f"node {node.name} is heard again after {silent_s:.1f} s: it is adopted with the ranks that it has"]
+
+
+def reachability(state: DetectorState) -> Reachability:
+    """Return which nodes are unreachable, for people."""
+    silent = {n.name: n.unreachable_since for n in state.nodes.values() if n.present}
+    return Reachability(
+        unreachable={
+            name: Unreachable(since=since, reached_by=sorted(_reached_by(state, name, since)))
+            for name, since in silent.items()
+            if since is not None
+        },
+        cut_off_since=state.cut_off_since,
+    )
+
+
+def _reached_by(state: DetectorState, name: str, since: datetime) -> list[str]:
+    found = probing.results(state, name, since)
+    return [witness for witness, outcome in found.items() if outcome is Outcome.REACHED]
+
+
+def _look(state: DetectorState, limits: SilenceLimits, listening_since: datetime, now: datetime) -> _Now:
+    silent_s = {}
+    for node in state.nodes.values():
+        if node.present:
+            since = max(node.silent_since or listening_since, listening_since)
+            silent_s[node.name] = (now - since).total_seconds()
+    own = {name: limits.of(node) for name, s in silent_s.items() if s >= limits.earliest_s(node := state.nodes[name])}
+    speaking = {name for name in silent_s if _speaks(state.nodes[name], limits, now)}
+    apart = {name for name in silent_s if not _is_here(state.nodes[name], limits)}
+    impartial = (speaking & apart) - state.isolated.keys()
+    able = {name for name in impartial if probing.can_probe(state, name)}
+    return _Now(now, silent_s, own, speaking, apart, sorted(able), bool(impartial - able))
+
+
+def _speaks(node: MonitoredNode, limits: SilenceLimits, now: datetime) -> bool:
+    return node.heard_at is not None and (now - node.heard_at).total_seconds() <= limits.speaks_s
+
+
+def _is_here(node: MonitoredNode, limits: SilenceLimits) -> bool:
+    """Return whether the node is on the detector's own machine."""
+    return node.heartbeat is not None and bool(limits.network) and node.heartbeat.network == limits.network
+
+
+# ---- questions
+
+
+def _questions(state: DetectorState, limits: SilenceLimits, look: _Now) -> list[ProbeQuestion]:
+    """Return the questions that are due: about each silent node, to witnesses that have just been heard."""
+    due = [
+        name
+        for name, seconds in look.silent_s.items()
+        if (limit := look.limits.get(name)) and seconds >= limit.ask_s and _is_due(state, name, limits, look)
+    ]
+    if not due:
+        return []
+    fresh = [name for name in look.witnesses if look.silent_s[name] < limits.ask_s]
+    asked = _choose(state, fresh)
+    for name in due:
+        node = state.nodes[name]
+        node.asked_at = look.at
+        if asked and node.asked_since is None:
+            node.asked_since = look.at
+    questions = probing.ask(state, asked, due, look.at, limits.probe_timeout_s)
+    for name in due[:MAX_OWN_PROBES]:  # one by one: an agent that has ended is known before one that is silent
+        questions += probing.ask(state, [DETECTOR], [name], look.at, limits.probe_timeout_s)
+    return questions
+
+
+def _is_due(state: DetectorState, name: str, limits: SilenceLimits, look: _Now) -> bool:
+    asked_at = state.nodes[name].asked_at
+    return asked_at is None or (look.at - asked_at).total_seconds() >= limits.ask_s
+
+
+def _choose(state: DetectorState, candidates: Iterable[str]) -> list[str]:
+    """Return the witnesses to ask, of as many failure domains as possible: a domain may share a broken link."""
+    by_domain: dict[str, list[str]] = {}
+    for name in candidates:
+        heartbeat = state.nodes[name].heartbeat
+        by_domain.setdefault(heartbeat.domain if heartbeat is not None else "", []).append(name)
+    turns = sorted((turn, name) for names in by_domain.values() for turn, name in enumerate(sorted(names)))
+    return [name for _, name in turns[:MAX_WITNESSES]]
+
+
+# ---- verdicts
+
+
+def _evidence_since(node: MonitoredNode, listening_since: datetime) -> datetime:
+    """Return the time from which evidence against a node counts: it was heard, or a witness reached it, last then."""
+    since = max(node.silent_since or listening_since, listening_since)
+    return since if node.reached_at is None else max(since, node.reached_at)
+
+
+def _ended(state: DetectorState, node: MonitoredNode, since: datetime) -> str | None:
+    """Return why a node is lost whose agent is known to have ended; None if that is not known.
+
+    No time-out has to pass: the detector itself has found the agent's port refused and the agent's connection to NATS
+    gone (``prober.py``). That of a witness alone may be due to its own network, and counts with the silence.
+    """
+    found = probing.results(state, node.name, since).get(DETECTOR)
+    return "no heartbeat, and its machine answers without an agent" if found is Outcome.ABSENT else None
+
+
+def _verdict(
+    state: DetectorState, limits: SilenceLimits, node: MonitoredNode, since: datetime, look: _Now
+) -> str | None:
+    """Return why a node that is silent for longer than its limit is lost; None if it is not.
+
+    Before ``node_timeout_s`` a node is lost only if witnesses have found its machine silent, or without an agent. An
+    agent that takes connections and says nothing may be waiting for a CPU.
+    """
+    silent_s, task = look.silent_s[node.name], _needed_by(state, limits, node, look)
+    reached = node.reached_at is not None and node.reached_at >= since
+    if reached and (look.at - since).total_seconds() <= limits.node_timeout_s:  # a witness has just reached the agent
+        return f"cut off from the control plane, and task {task} cannot go on without a decision" if task else None
+    is_late = silent_s > limits.node_timeout_s
+    found = probing.results(state, node.name, since)
+    answers = {witness: outcome for witness, outcome in found.items() if witness not in state.isolated}
+    if Outcome.ABSENT in answers.values():
+        return "no heartbeat, and its machine answers without an agent"
+    if is_late and Outcome.MUTE in answers.values():  # stopped, hanging, or without a CPU for so long
+        return "no heartbeat, and no answer from its agent within the limit, though its machine answers"
+    if not probing.can_probe(state, node.name):
+        return "no heartbeat" if is_late and _may_lose_unprobed(state, node, look) else None
+    pending = [w for w in (*look.witnesses, DETECTOR) if probing.is_pending(state, w, node.name, since)]
+    silent = any(answers.get(witness) is Outcome.SILENT for witness in look.witnesses)
+    if not pending and silent and Outcome.MUTE not in answers.values():
+        return "no heartbeat, and no witness reaches it"
+    if is_late and not look.witnesses and look.others_speak:
+        return "no heartbeat"
+    if look.witnesses and node.asked_since is not None:
+        unanswered_s = (look.at - max(node.asked_since, since)).total_seconds()
+        if unanswered_s > max(UNANSWERED_S, limits.node_timeout_s):
+            return "no heartbeat, and no witness answers"
+    return f"no heartbeat, and task {task} cannot go on without a decision" if task else None
+
+
+def _may_lose_unprobed(state: DetectorState, node: MonitoredNode, look: _Now) -> bool:
+    """Return whether the silence of a node that cannot be probed is enough.
+
+    It is while others speak. Where none does, a node that has not been heard since the detector began to listen is
+    kept, and so is one of an older version, as long as there is a node that could be probed: both may be cut off with
+    the control plane.
+    """
+    if look.witnesses or look.others_speak:
+        return True
+    return node.heartbeat is not None and not any(
+        state.nodes[name].heartbeat is None or probing.can_probe(state, name) for name in look.silent_s
+    )
+
+
+def _needed_by(state: DetectorState, limits: SilenceLimits, node: MonitoredNode, look: _Now) -> str | None:
+    """Return a task that has workers on the node and cannot go on without a decision about it; None if there is none.
+
+    Nothing is decided while no node speaks that could show what works.
+    """
+    if not look.speaking or look.silent_s[node.name] <= DECISION_FACTOR * limits.node_timeout_s:
+        return None
+    for task in state.tasks.values():
+        if task.ended or not any(w.startswith(f"{node.name}/") for w in task.concerned()):
+            continue
+        if _waits(task) or hangs.of_heard(state, task, limits.stalls) is not None:
+            return task.name
+    return None
+
+
+def _waits(task: MonitoredTask) -> bool:
+    """Return whether a plan for the task is under way or due, or ranks have reported broken sockets."""
+    broken = task.suspicion is not None and task.suspicion.generation == task.generation
+    return bool(task.unanswered) or task.change is not None or broken

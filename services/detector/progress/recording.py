@@ -1,0 +1,83 @@
+"""When the progress of a task is recorded: as often as its rate changes, not as often as it is heard of. Pure.
+
+Step and loss of the moment come from heartbeats. The log has progress for what is computed from it: corrections of the
+throughput model, costs, service levels, estimates. Those need each change of the rate soon, and the step not much older
+than what it is compared with. So the time between two summaries grows with the time for which the rate is the same, and
+the step is recorded once more right before a fault.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from datetime import datetime
+
+from services.detector.state.task import RECENT_STEPS, MonitoredTask
+
+TIMED_STEPS = 2
+"""Timed steps of a generation before its rate is recorded: the first step includes work that is done once."""
+
+GROWTH = 0.1
+"""Time between two summaries over the time since the rate has last changed. So a sum up to the newest summary lacks a
+tenth of what was done since then at most, and the first ten summaries, of which the mean of rates is made
+(``services/api/rates.py``), come as quickly as ever."""
+
+LONGEST_S = 1800.0
+"""Longest time between two summaries: what a report of a running task lags by, and short beside the days over which one
+is accounted for. Ten tasks that nothing happens to have 14,400 summaries in 30 days."""
+
+LEAST_CHANGE = 0.05
+"""Relative difference of step times below which the rate is the same: half a step of the planner's corrections, which
+are powers of 1.1."""
+
+SIGNIFICANT = 3.0
+"""Standard deviations of the difference of two medians above which it is no chance: one in 370 is."""
+
+_MEDIAN_NOISE = 1.2533 * 1.4826
+"""Standard deviation of the median of n normal values, times the square root of n, over their median absolute deviation
+from it: sqrt(pi / 2), and the standard deviation of normal values over that deviation."""
+
+
+def is_due(task: MonitoredTask, step: int, interval_s: float, now: datetime) -> bool:
+    """Return whether progress is to be recorded: the first rate of a generation at once, then by change and time.
+
+    Args:
+        task: the detector's; ``rate_since`` is changed in place.
+        step: the newest.
+        interval_s: shortest time between two summaries of a generation.
+        now: the time.
+    """
+    if task.change is not None or task.timed < TIMED_STEPS:
+        return False
+    last = task.progressed_at
+    if task.progressed_generation != task.generation or last is None:
+        task.rate_since = now
+        return True
+    if task.rate_since is None:  # the detector has started anew
+        task.rate_since = now
+    age_s = (now - last).total_seconds()
+    if step <= task.progressed_step or age_s < interval_s:
+        return False
+    if task.timed - task.progressed_timed >= RECENT_STEPS and has_changed(task.progressed_step_s, task.durations_s):
+        task.rate_since = now
+        return True
+    steady_s = (now - task.rate_since).total_seconds()
+    return age_s >= min(GROWTH * steady_s, LONGEST_S)
+
+
+def has_changed(recorded_s: float, durations_s: Sequence[float]) -> bool:
+    """Return whether the median of some steps differs from a recorded one, in seconds, by more than their noise."""
+    if recorded_s <= 0.0:
+        return True
+    present_s = statistics.median(durations_s)
+    deviation_s = statistics.median(abs(duration - present_s) for duration in durations_s)
+    noise_s = _MEDIAN_NOISE * deviation_s * math.sqrt(2.0 / len(durations_s))  # of the difference of two such medians
+    least_s = max(LEAST_CHANGE * recorded_s, SIGNIFICANT * noise_s)
+    return bool(abs(present_s - recorded_s) > least_s)
+
+
+def is_unrecorded(task: MonitoredTask) -> bool:
+    """Return whether the task has trained on since its newest summary, which a fault makes worth knowing."""
+    trains = task.change is None and not task.ended and task.progressed_generation == task.generation
+    return trains and task.step > task.progressed_step and task.timed >= TIMED_STEPS

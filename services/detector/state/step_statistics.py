@@ -1,0 +1,140 @@
+"""The reports of steps that heartbeats have, put together for each task: which step every rank has done, and its tests.
+
+Telemetry beside the fold: a detector that starts anew begins without it. What was found is in the log and folded, so
+that it is neither appended twice nor forgotten. Heartbeats overlap and may be lost: each worker's steps are taken in
+order, each once, and a step is judged when all members have reported it or ``LATE_STEPS`` later ones have been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
+
+from services.detector.state.loss_spikes import LossWindow
+from services.detector.state.stragglers import WARM_UP, Change, PeerGroup
+from shared.events.plans import Layout, Member
+from shared.messages.signals import WorkerStatus
+
+LATE_STEPS = 4
+"""Further steps after which a step is judged without the ranks that have not reported it: their heartbeats were lost,
+or they report none. Little beside the 20 steps within which a straggler is to be found."""
+
+
+class Passes(NamedTuple):
+    """A rank's own compute time of one step, seconds, for this many micro-batches; both positive."""
+
+    compute_s: float
+    micro_batches: int
+
+
+@dataclass(slots=True)
+class StepStatistics:
+    """What is known of the steps of one task.
+
+    Attributes:
+        generation: of the ranks whose steps these are.
+        taken: worker -> the newest step that was taken of it.
+        pending: step -> worker -> its passes, of steps that are not judged yet.
+        judged: the newest step that was judged.
+        silent: workers without a report of the last step that was judged.
+        ranks: worker -> its rank.
+        groups: pipeline stage -> the test of its ranks, over generations with the same tensor and pipeline sizes.
+        shape: these sizes.
+        losses: of the task.
+        regressed_since: since when the newest steps have been slower than those before the last transition, all the
+            time.
+    """
+
+    generation: int = -1
+    taken: dict[str, int] = field(default_factory=dict)
+    pending: dict[int, dict[str, Passes]] = field(default_factory=dict)
+    judged: int = 0
+    silent: frozenset[str] = frozenset()
+    ranks: dict[str, int] = field(default_factory=dict)
+    groups: dict[int, PeerGroup] = field(default_factory=dict)
+    shape: tuple[int, int] = (0, 0)
+    losses: LossWindow = field(default_factory=LossWindow)
+    regressed_since: datetime | None = None
+
+    def enter(self, generation: int, layout: Layout, members: Mapping[str, Member]) -> None:
+        """Begin a generation, unless it is the present one.
+
+        The tests go on where the same processes have the same work: a new deal of micro-batches does not hide who is
+        becoming slow. What was seen of a process that has ended says nothing of the next, but for how much times vary.
+
+        Args:
+            generation: its number.
+            layout: its layout.
+            members: its ranks, by worker.
+        """
+        if generation == self.generation:
+            return
+        shape = (layout.tensor, layout.pipeline)
+        ranks = {worker: member.rank for worker, member in members.items()}
+        if shape != self.shape:
+            self.groups.clear()
+        elif ranks != self.ranks or any(each.source != "live" for each in members.values()):
+            for group in self.groups.values():
+                group.renew()
+        self.generation, self.shape, self.ranks = generation, shape, ranks
+        self.judged, self.silent = -1, frozenset()
+        self.regressed_since = None
+        self.taken.clear()
+        self.pending.clear()
+
+    def add(self, status: WorkerStatus) -> None:
+        """Take the reports of a worker; those that were taken before change nothing."""
+        worker = status.worker
+        for report in sorted(status.steps):
+            if report.step <= self.taken.get(worker, -1):
+                continue
+            self.taken[worker] = report.step
+            if self.judged < 0:
+                self.judged = report.step + WARM_UP - 1
+            if report.step > self.judged and report.compute_s and report.micro_batches:
+                self.pending.setdefault(report.step, {})[worker] = Passes(report.compute_s, report.micro_batches)
+
+    def changes(self, members: Mapping[str, Member], layout: Layout, known: Mapping[str, float]) -> list[Change]:
+        """Judge the steps that all have reported; return the slowdowns that have changed.
+
+        Args:
+            members: the ranks of the generation.
+            layout: its layout.
+            known: worker -> slowdown that is known already.
+        """
+        found: list[Change] = []
+        present = dict(known)
+        for step in sorted(self.pending):
+            passes = self.pending[step]
+            missing = members.keys() - passes.keys() - self.silent
+            if missing and len(self.pending) <= LATE_STEPS:
+                break
+            del self.pending[step]
+            self.judged, self.silent = step, frozenset(members.keys() - passes.keys())
+            for stage, of_stage in _by_stage(passes, members, layout).items():
+                if 2 * len(of_stage) <= _in_stage(layout):
+                    continue  # no majority of the peers is known
+                group = self.groups.setdefault(stage, PeerGroup())
+                times_s = {worker: each.compute_s / each.micro_batches for worker, each in of_stage.items()}
+                compute_s = min(each.compute_s for each in of_stage.values())
+                changes = group.take(step, times_s, present, compute_s=compute_s)
+                found += changes
+                present |= {change.worker: change.slowdown for change in changes}
+        return found
+
+
+def _in_stage(layout: Layout) -> int:
+    return layout.tensor * layout.data
+
+
+def _by_stage(
+    passes: Mapping[str, Passes], members: Mapping[str, Member], layout: Layout
+) -> dict[int, dict[str, Passes]]:
+    """Return the passes of the workers by pipeline stage."""
+    found: dict[int, dict[str, Passes]] = {}
+    for worker, each in passes.items():
+        if worker in members:
+            found.setdefault(layout.pipeline_stage(members[worker].rank), {})[worker] = each
+    return found

@@ -1,0 +1,1 @@
+"""The look-ahead: answers for what may happen next, solved before it happens."""

@@ -1,0 +1,1 @@
+"""Replay: a log decided again, verified, and asked what if."""

@@ -1,0 +1,137 @@
+"""Contradictions between an event and what the log says before it, for all events but plans (those: ``replay``).
+
+Only what no honest log has: services race with one another, so that an event may be late, but not impossible. What an
+event says that nothing else in the log depends on (a price, the evidence of an error, a loss) cannot be judged here;
+that takes an anchor (``shared.log.anchors``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from services.planner.state.cluster import State, node_of
+from shared.events.base import TaskEvent
+from shared.events.union import (
+    ErrorDetected,
+    Event,
+    EventBase,
+    NodeEvent,
+    NodeJoined,
+    StateMoved,
+    TaskFailed,
+    TaskFinished,
+    TaskProgressed,
+    TaskStopped,
+    TaskSubmitted,
+)
+
+
+class Contradictions:
+    """The check, event by event, in log order."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, tuple[int, int]] = {}
+        """Of each task, the generation and the step of its last progress."""
+        self._ends: dict[str, type[EventBase]] = {}
+        """How a task ended, since it was submitted last."""
+        self._incidents: dict[str, str] = {}
+        """The incident of each error event, by its id."""
+        self._open: set[str] = set()
+        """All incidents."""
+        self._unknown: set[str] = set()
+        """Tasks and nodes that were named before the log has them: named once."""
+
+    def of(self, state: State, event: Event) -> list[str]:
+        """Return what contradicts the log up to here, in words.
+
+        Args:
+            state: the planner's fold of everything before the event.
+            event: the event.
+        """
+        found: list[str] = []
+        if isinstance(event, TaskEvent):
+            found += self._task(state, event)
+        match event:
+            case TaskProgressed():
+                found += self._progressed(event)
+            case TaskFinished() | TaskFailed() | TaskStopped():
+                found += self._ended(state, event)
+            case NodeEvent():
+                found += self._node(state, event)
+            case ErrorDetected():
+                found += self._error(event)
+            case StateMoved():
+                found += self._moved(state, event)
+            case _:
+                pass
+        return found
+
+    def _task(self, state: State, event: TaskEvent) -> Iterator[str]:
+        task = state.find(event.task)
+        if isinstance(event, TaskSubmitted):
+            if task is not None and task.life != "ended":
+                yield f"task {event.task} is submitted again before it has ended"
+            self._ends.pop(event.task, None)
+            self._steps.pop(event.task, None)
+            return
+        if task is None:
+            yield from self._never(f"task {event.task} was never submitted")
+            return
+        generation, step = getattr(event, "generation", None), getattr(event, "step", 0)
+        if generation is not None and generation > task.generation:
+            yield f"generation {generation} of task {event.task}; plans have given it {task.generation} at most"
+        if step > task.spec.steps:
+            yield f"step {step} of task {event.task}, which has {task.spec.steps}"
+
+    def _progressed(self, event: TaskProgressed) -> Iterator[str]:
+        generation, step = self._steps.get(event.task, (0, 0))
+        if event.generation == generation and event.step < step:
+            yield f"task {event.task} is at step {event.step} of generation {generation}, after step {step} of it"
+        self._steps[event.task] = event.generation, event.step
+
+    def _ended(self, state: State, event: TaskFinished | TaskFailed | TaskStopped) -> Iterator[str]:
+        task = state.find(event.task)
+        if task is None or (task.life == "active" and task.change is not None and task.change.action == "pause"):
+            return  # a pause is reported as a stop is
+        if task.life == "ended" and self._ends.get(event.task) is type(event):
+            yield f"task {event.task} ends twice"
+        self._ends[event.task] = type(event)
+
+    def _node(self, state: State, event: NodeEvent) -> Iterator[str]:
+        if event.node not in state.nodes and not isinstance(event, NodeJoined):
+            yield from self._never(f"node {event.node} has never joined")
+
+    def _error(self, event: ErrorDetected) -> Iterator[str]:
+        if event.detected_at < event.occurred_at:
+            yield "the fault was detected before it occurred"
+        if event.node is not None and event.worker is not None and node_of(event.worker) != event.node:
+            yield f"worker {event.worker} is not on node {event.node}"
+        if event.escalates is None and event.repeats is None and event.incident in self._open:
+            yield f"incident {event.incident} was opened before"
+        if event.repeats is not None and self._incidents.get(event.repeats) != event.incident:
+            yield f"it repeats {event.repeats}, which is no error of incident {event.incident} before it"
+        if event.escalates is not None and self._incidents.get(event.escalates) != event.incident:
+            yield f"it escalates {event.escalates}, which is no error of incident {event.incident} before it"
+        self._open.add(event.incident)
+        self._incidents[event.event_id] = event.incident
+
+    def _moved(self, state: State, event: StateMoved) -> Iterator[str]:
+        if event.started_at > event.occurred_at:
+            yield "the phase ended before it started"
+        number = event.plan[1:]
+        if not (event.plan[:1] == "p" and number.isdecimal() and 1 <= int(number) <= state.plans):
+            yield f"no plan before it is named {event.plan}"
+        task = state.find(event.task)
+        if task is None:
+            yield from self._never(f"task {event.task} was never submitted")
+        elif event.generation > task.generation:
+            yield f"generation {event.generation} of task {event.task}; plans have given it {task.generation} at most"
+        elif task.change is not None and task.plan == event.plan and event.phase != "failed":
+            known = {task.change.from_generation, *(stage.generation for stage in task.change.stages)}
+            if event.generation not in known:
+                yield f"generation {event.generation} of task {event.task}, which plan {event.plan} does not have"
+
+    def _never(self, problem: str) -> Iterator[str]:
+        if problem not in self._unknown:
+            self._unknown.add(problem)
+            yield problem

@@ -1,0 +1,1 @@
+"""How fast tasks train in each layout, measured and modelled."""

@@ -1,0 +1,1 @@
+"""The log outside of its table: archives, backups, cut-overs, signed heads."""

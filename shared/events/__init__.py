@@ -1,0 +1,1 @@
+"""The events of the log, what they are made of, and how older ones are read."""

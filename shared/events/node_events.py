@@ -1,0 +1,128 @@
+"""Events of nodes: how they join and leave, and what users want of them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from shared.events.base import NodeEvent
+from shared.model import Model
+
+
+class CheckResult(Model):
+    """What one named check of a self-test found.
+
+    ``value``, ``bound``: the measured number and its limit, in ``unit``; None: there is no number. ``detail``: words.
+    """
+
+    name: str
+    ok: bool
+    value: float | None = None
+    bound: float | None = None
+    unit: str = ""
+    detail: str = ""
+
+    def __str__(self) -> str:
+        """Return the check in words."""
+        if self.value is None:
+            return f"{self.name}: {self.detail}"
+        bound = f", allowed {self.bound:g}" if self.bound is not None else ""
+        return f"{self.name}: {self.value:g} {self.unit}{bound}{f' ({self.detail})' if self.detail else ''}"
+
+
+class NodeJoined(NodeEvent):
+    """A node, or a new incarnation of a node, offers workers.
+
+    ``domain``: the failure domain of the node, for example its rack. ``hardware``: the kind of its workers, which names
+    a profile of the throughput model. ``supervisor``: id of the process that starts the node's agents again; empty: of
+    an agent of an older version, which has none. ``self_test``: the checks that an isolated node has passed.
+    """
+
+    type: Literal["node.joined"] = "node.joined"
+    schema_version: Literal[1] = 1
+    incarnation: str
+    agent_pid: int
+    domain: str
+    workers: list[str]
+    hardware: str = "cpu"
+    supervisor: str = ""
+    self_test: list[CheckResult] = Field(default_factory=list)
+
+
+class NodeAdopted(NodeEvent):
+    """A node has another agent, which its supervisor has started in place of one that ended; its processes stay.
+
+    ``incarnation``: of the new agent. ``predecessor``: of the one before.
+    """
+
+    type: Literal["node.adopted"] = "node.adopted"
+    schema_version: Literal[1] = 1
+    incarnation: str
+    predecessor: str
+    agent_pid: int
+
+
+class NodeCordoned(NodeEvent):
+    """A user wants no new work on the node; what runs there stays. It holds until ``node.returned``.
+
+    ``actor``: who, ``uid/<uid>`` or ``token/<name>``; empty: before actors were recorded.
+    """
+
+    type: Literal["node.cordoned"] = "node.cordoned"
+    schema_version: Literal[1] = 1
+    reason: str = ""
+    actor: str = ""
+
+
+class NodeDraining(NodeEvent):
+    """The node is to be emptied: tasks move away at a step boundary, and no new work is placed on it.
+
+    ``by``: a user, whose wish holds until ``node.returned``, or the node's agent, which leaves when the node is empty.
+    ``timeout_s``: how long tasks may take to move away. ``save``: that time is over: what is still there saves its
+    state and gives up its workers. ``actor``: the user, as of ``node.cordoned``.
+    """
+
+    type: Literal["node.draining"] = "node.draining"
+    schema_version: Literal[1] = 1
+    by: Literal["user", "agent"]
+    timeout_s: float
+    save: bool = False
+    reason: str = ""
+    actor: str = ""
+
+
+class NodeDrained(NodeEvent):
+    """No task has a process on the draining node any more."""
+
+    type: Literal["node.drained"] = "node.drained"
+    schema_version: Literal[1] = 1
+
+
+class NodeReturned(NodeEvent):
+    """A user wants the node to be used again: one that is cordoned, drained or isolated.
+
+    The detector does so (``actor`` is ``detector``) with a node that it had isolated since a process failed to start
+    there, once that failure has followed the task to another node.
+
+    ``incarnation``: of the agent that has passed its self-test; of the last one, where the node is lost or has left.
+    ``self_test``: the checks that it has passed. ``actor``: as of ``node.cordoned``.
+    """
+
+    type: Literal["node.returned"] = "node.returned"
+    schema_version: Literal[1] = 1
+    incarnation: str
+    actor: str = ""
+    self_test: list[CheckResult] = Field(default_factory=list)
+
+
+class NodeLeft(NodeEvent):
+    """A node left in order: its agent was asked to end. That is no error, and the node counts as no failure.
+
+    ``incarnation``: of the agent that ended. ``reason``: in words.
+    """
+
+    type: Literal["node.left"] = "node.left"
+    schema_version: Literal[1] = 1
+    incarnation: str
+    reason: str

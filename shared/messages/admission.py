@@ -1,0 +1,66 @@
+"""Messages by which a node agent is admitted to the cluster: core NATS between an agent and the detector.
+
+An agent that starts sends a ``Hello`` before it takes commands, starts processes or sends heartbeats, and again until
+the ``Answer`` is ``admitted`` or ``refused``. The detector asks the agent that has the name, if there is one, whether
+it lives (``ALIVE``). An agent whose name was given to a successor meanwhile gets a ``Revocation``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from shared.bus.messages import Message
+from shared.names import Host, Label, Name
+
+HELLO = "unicron.hello"
+"""Subject of hellos (request and reply)."""
+
+ALIVE = "unicron.alive"
+"""Prefix of the subjects of the question whether an agent lives; the incarnation follows (request and reply)."""
+
+REVOKED = "unicron.revoked"
+"""Prefix of the subjects of revocations; the incarnation follows (published)."""
+
+INCARNATION = r"^[0-9a-f]{32}$"
+"""An agent's incarnation: a random UUID in hexadecimal. It becomes a part of subjects, so no other text may."""
+
+
+class Hello(Message):
+    """An agent wants to join under a name.
+
+    ``addresses``: setting -> the IP address that it amounts to, for each setting under which peers reach the node.
+    ``network``: the network stack of the machine (boot and network namespace). Agents with the same one reach one
+    another by loopback addresses. ``supervisor``: id of the process that starts the machine's agents, one after the
+    other: an agent that has the same one as the node's present agent is its successor. Empty: there is none.
+    """
+
+    node: Name
+    incarnation: Annotated[str, Field(pattern=INCARNATION)]
+    addresses: dict[Label, Host]
+    network: Label
+    supervisor: Label = ""
+
+
+class Answer(Message):
+    """The detector's answer. ``code``: of a refusal, the code of the exception (``shared.errors``).
+
+    ``wait``: whether the agent is admitted is not known yet; it asks again. ``detail``: why, for people.
+    """
+
+    verdict: Literal["admitted", "refused", "wait"]
+    code: str = ""
+    detail: str = ""
+
+
+class Revocation(Message):
+    """The name of the receiver belongs to a newer agent: the receiver has to end."""
+
+    node: Name
+    detail: str
+
+
+HELLO_MESSAGE: TypeAdapter[Hello] = TypeAdapter(Hello)
+ANSWER: TypeAdapter[Answer] = TypeAdapter(Answer)
+REVOCATION: TypeAdapter[Revocation] = TypeAdapter(Revocation)

@@ -1,0 +1,183 @@
+"""Requests of the api to node agents about files on their machines: core NATS, ``unicron.files.<node>``.
+
+An agent serves two kinds of files and no others: the output of ranks, and the parameters of finished tasks
+(``shared.messages.task_folders``). Of the files that a submission names it says only whether a rank there could use
+them. Each request is answered by itself: a caller repeats what was lost, and reads a file chunk by chunk.
+
+A reply is one line of JSON, and after it the bytes that were read.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from shared.bus.messages import MAX_INTEGER, REASON_CHARACTERS, Integer, Message, decode
+from shared.errors import NotFound, Unavailable, Undecodable, UnicronError
+from shared.model import Model
+from shared.names import FilePath, Name, WorkerName
+from shared.tasks.secrets import Place
+
+FILES = "unicron.files"
+"""Prefix of the subjects of these requests; the node's name follows."""
+
+CHUNK_BYTES = 256 << 10
+"""Most bytes of one reply: a quarter of the largest message that NATS allows by default, and 20 ms of a link of 100
+Mbit/s, so that heartbeats on the same connection do not wait for long."""
+
+LIST_LIMIT = 1000
+"""Most files in one reply: about 100 KB of JSON. A caller asks again behind the last one."""
+
+NODES_LIMIT = 10_000
+"""Most nodes that one request names: above any cluster, and 640 KB at most."""
+
+PATH_CHARACTERS = 4096
+"""Longest path that a request names: PATH_MAX of Linux."""
+
+Generation = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+Offset = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+Limit = Annotated[int, Field(ge=1, le=CHUNK_BYTES)]
+
+
+class OutputFile(Model):
+    """The output of one process: which generation it was started for, on which worker, and how much there is."""
+
+    generation: Generation
+    worker: WorkerName
+    size_bytes: Offset
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """What tells the file from the others of its task; also the order of listings."""
+        return self.generation, self.worker
+
+
+class ListOutput(Message):
+    """List the output of processes that ran on the workers of ``nodes``, behind generation and worker ``after``."""
+
+    kind: Literal["list-output"] = "list-output"
+    task: Name
+    nodes: Annotated[list[Name], Field(max_length=NODES_LIMIT)]
+    after: tuple[Integer, str] = (-1, "")
+
+
+class ReadOutput(Message):
+    """Read the output of one process.
+
+    ``skips``: whether the reply may begin behind ``offset``, where what was there is left out (``FilesReply.offset``).
+    ``since_s``: only what was printed from this time on, in seconds since the epoch, as far as that is known: the reply
+    begins with the line behind the last size that was noted before then (``shared.machine.output_times``).
+    """
+
+    kind: Literal["read-output"] = "read-output"
+    task: Name
+    generation: Generation
+    worker: WorkerName
+    offset: Offset
+    limit: Limit = CHUNK_BYTES
+    skips: bool = False
+    since_s: Annotated[float, Field(allow_inf_nan=False)] | None = None
+
+
+class DescribeResult(Message):
+    """Report size and digest of the parameters that a generation of a task left.
+
+    A digest takes time: while it is not known, the reply is without it, and the caller asks again.
+    """
+
+    kind: Literal["describe-result"] = "describe-result"
+    task: Name
+    generation: Generation
+
+
+class ReadResult(Message):
+    """Read parameters that ``DescribeResult`` has described."""
+
+    kind: Literal["read-result"] = "read-result"
+    task: Name
+    generation: Generation
+    offset: Offset
+    limit: Limit = CHUNK_BYTES
+
+
+class CheckInputs(Message):
+    """Report why a rank on this node could not use the files that a specification names.
+
+    ``vocabulary``: of the model, which has to fit a text. ``task``: under whose user the files are looked at, where
+    tasks have users of their own. ``directories``: below which the files have to be, wherever links lead; None:
+    anywhere. ``secrets``: the variables that the agent would read for the task.
+    """
+
+    kind: Literal["check-inputs"] = "check-inputs"
+    task: Name | None = None
+    data: Annotated[str, Field(max_length=PATH_CHARACTERS)]
+    script: Annotated[str, Field(max_length=PATH_CHARACTERS)] | None = None
+    vocabulary: Integer
+    directories: list[FilePath] | None = None
+    secrets: dict[str, Place] = Field(default_factory=dict)
+
+
+FilesRequest = Annotated[
+    ListOutput | ReadOutput | DescribeResult | ReadResult | CheckInputs, Field(discriminator="kind")
+]
+FILES_REQUEST: TypeAdapter[FilesRequest] = TypeAdapter(FilesRequest)
+
+
+class InputProblem(Model):
+    """Why a field of a specification cannot be used on a node. ``allowed``: what could be."""
+
+    field: Annotated[str, Field(max_length=64)]
+    problem: Annotated[str, Field(max_length=REASON_CHARACTERS)]
+    allowed: Annotated[str, Field(max_length=REASON_CHARACTERS)] = ""
+
+
+class FilesReply(Message):
+    """The reply to a request.
+
+    ``code``: of a failed one, that of the exception (``shared.errors``); ``detail``: why, for people. ``files``,
+    ``more``: of a listing, and whether there are further ones. ``size_bytes``: of the file. ``offset``: where the bytes
+    begin that were read; None: where it was asked for. ``version``: another one once the file was changed. ``sha256``:
+    digest of the file in hexadecimal, empty while it is not known. ``problems``: of inputs.
+    """
+
+    ok: bool = True
+    code: str = ""
+    detail: str = ""
+    files: Annotated[list[OutputFile], Field(max_length=LIST_LIMIT)] = Field(default_factory=list)
+    more: bool = False
+    size_bytes: Integer = 0
+    offset: Integer | None = None
+    version: str = ""
+    sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    problems: Annotated[list[InputProblem], Field(max_length=LIST_LIMIT)] = Field(default_factory=list)
+
+
+FILES_REPLY: TypeAdapter[FilesReply] = TypeAdapter(FilesReply)
+
+
+def failed(error: UnicronError) -> FilesReply:
+    """Return the reply to a request that failed."""
+    return FilesReply(ok=False, code=error.code, detail=error.detail[:REASON_CHARACTERS])
+
+
+def pack(reply: FilesReply, data: bytes = b"") -> bytes:
+    """Return a reply, with the bytes that were read, as a message."""
+    return reply.model_dump_json().encode() + b"\n" + data
+
+
+def unpack(message: bytes) -> tuple[FilesReply, bytes]:
+    """Return the reply in a message, and the bytes that were read.
+
+    Raises:
+        Undecodable: the message is no such reply.
+        NotFound: the agent has no such file.
+        Unavailable: the request failed there for another reason.
+    """
+    head, separator, data = message.partition(b"\n")
+    if not separator:
+        raise Undecodable("a reply about files has two parts, and this one has one")
+    reply = decode(FILES_REPLY, head)
+    if reply.ok:
+        return reply, data
+    raise (NotFound if reply.code == NotFound.code else Unavailable)(reply.detail)

@@ -1,0 +1,47 @@
+"""Which nodes the detector does not hear though they are not lost: published by the detector, shown by the api.
+
+It is no decision and stays out of the log: it says what is so at this moment, and is published again and again.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, TypeAdapter
+
+from shared.bus.messages import Message, Time
+from shared.model import Model
+from shared.names import Label, Name
+
+REACHABILITY = "unicron.reachability"
+"""Subject of the message (published)."""
+
+ECHO = "unicron.echo"
+"""Prefix of the subject on which the detector hears itself, which shows that its own connection works."""
+
+PUBLISHED_EVERY_S = 1.0
+"""Interval at which the message is repeated; a change is published at once."""
+
+STALE_S = 5.0
+"""Age from which a message no longer counts: its sender has ended, or is cut off from NATS itself. Five were missed."""
+
+
+class Unreachable(Model):
+    """A node that is silent and not lost.
+
+    ``since``: when it was heard last. ``reached_by``: witnesses that reach its agent: nodes, or ``@detector``.
+    """
+
+    since: Time
+    reached_by: list[Label] = Field(default_factory=list)
+
+
+class Reachability(Message):
+    """What the detector does not hear.
+
+    ``unreachable``: by node. ``cut_off_since``: since when no node is heard; None while some are.
+    """
+
+    unreachable: dict[Name, Unreachable] = Field(default_factory=dict)
+    cut_off_since: Time | None = None
+
+
+MESSAGE: TypeAdapter[Reachability] = TypeAdapter(Reachability)

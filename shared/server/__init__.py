@@ -1,0 +1,1 @@
+"""The embedded NATS server, and the key directory, which says who may say what on it."""

@@ -1,0 +1,1 @@
+"""The frame of a service process: start, health, metrics, state snapshots, HTTP."""

@@ -1,0 +1,264 @@
+"""The frame of a service process: settings, logging, signals, bus, journal, health and readiness.
+
+``run`` is the entry point of every service. It opens the bus (``shared.bus.connection``) and the journal
+(``shared.log.journal``) and calls the service's own ``main`` with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
+from pydantic import Field, TypeAdapter
+
+from shared.bus import cancellation
+from shared.bus.connection import Bus
+from shared.bus.credentials import Credential
+from shared.bus.dropped import DroppedMessages
+from shared.bus.messages import Integer
+from shared.bus.outages import LOG, Outages
+from shared.clock import PROCESS_CLOCK
+from shared.errors import Unavailable, UnicronError
+from shared.machine.collector import collect_seldom
+from shared.machine.parent import watch_parent
+from shared.machine.privacy import hide_memory
+from shared.messages import common_time
+from shared.model import Model
+from shared.service import metrics
+from shared.service.joining import check_identity, credential_of, joined
+from shared.service.log_lines import log_to_stderr
+from shared.settings.endpoints import listening
+from shared.settings.model import Settings, read_settings
+
+if TYPE_CHECKING:
+    from shared.log.journal import Journal
+
+logger = logging.getLogger(__name__)
+
+HEALTH = "unicron.health"
+"""Prefix of the subjects of health requests; the service's name follows."""
+
+AGENT = "agent-"
+"""What the name of a node's agent begins with; the node follows."""
+
+
+class Health(Model):
+    """The reply to a health request.
+
+    ``ready``: the service works. ``detail``: why it does not. ``counters``: numbers by name. ``handled``: position of
+    the log up to which the service has handled it; None: it follows no log.
+    """
+
+    name: str = ""
+    pid: Integer = 0
+    ready: bool = False
+    detail: str = ""
+    counters: dict[str, Integer] = Field(default_factory=dict)
+    handled: Integer | None = None
+
+
+HEALTH_REPLY: TypeAdapter[Health] = TypeAdapter(Health)
+
+
+@dataclass
+class Ending:
+    """How a process ends that was asked to (SIGTERM, SIGINT).
+
+    ``cancels``: whether the first request cancels the service's work. A further request always does.
+    """
+
+    cancels: bool = True
+
+
+@dataclass
+class Context:
+    """What a service gets from the frame.
+
+    ``opened``: the journal, if the process opens one. ``stop``: set when the process was asked to end; ``ending``: what
+    that does. ``counters``: numbers by name that the service reports with its health. ``registry``: its metrics.
+    """
+
+    settings: Settings
+    bus: Bus
+    opened: Journal | None
+    stop: asyncio.Event
+    name: str = ""
+    ending: Ending = field(default_factory=Ending)
+    outages: Outages = field(default_factory=Outages)
+    is_ready: bool = field(default=False, init=False)
+    counters: dict[str, int] = field(default_factory=dict, init=False)
+    registry: CollectorRegistry = field(default_factory=metrics.new_registry, init=False)
+
+    def __post_init__(self) -> None:
+        self.registry.register(metrics.StateMetrics(self._metrics))
+
+    @property
+    def journal(self) -> Journal:
+        """The journal.
+
+        Raises:
+            RuntimeError: the process has none.
+        """
+        if self.opened is None:
+            raise RuntimeError("this process was started without a journal")
+        return self.opened
+
+    def ready(self) -> None:
+        """Report that the service works from now on: with a line ``ready`` on stdout, and in its health.
+
+        What the process has loaded by then stays for as long as it lives. Frozen, it is not visited by the garbage
+        collector, which otherwise stops the process for a tenth of a second or more each time it visits everything.
+        What is made from then on, the collector visits seldom.
+        """
+        if not self.is_ready:
+            collect_seldom()
+            self.is_ready = True
+            print("ready", flush=True)
+
+    async def health(self, _: bytes = b"") -> bytes:
+        """Return the reply to a health request: JSON of ``Health``."""
+        detail = self.outages.detail or ("" if self.is_ready else "starting")
+        health = Health(
+            name=self.name,
+            pid=os.getpid(),
+            ready=not detail,
+            detail=detail,
+            counters=self.counters,
+            handled=self.opened.handled if self.opened is not None else None,
+        )
+        return health.model_dump_json().encode()
+
+    def _metrics(self) -> Iterator[Metric]:
+        """Yield the metrics that every service and agent has."""
+        yield metrics.gauge(
+            "unicron_build_info", "1, with the version.", {(self.name, metrics.version()): 1.0}, "service", "version"
+        )
+        ready = float(self.is_ready and not self.outages.detail)
+        yield metrics.gauge("unicron_ready", "Whether the process works.", {(self.name,): ready}, "service")
+        yield from metrics.dropped(self.counters, self.name)
+        connected, reconnects = float(self.bus.connected), float(self.bus.reconnects)
+        yield metrics.gauge("unicron_bus_connected", "Whether NATS is reached.", {(self.name,): connected}, "service")
+        text = "Connections to NATS after the first."
+        yield metrics.counter("unicron_bus_reconnects_total", text, {(self.name,): reconnects}, "service")
+        if self.opened is not None:
+            yield from self._log_metrics(self.opened)
+
+    def _log_metrics(self, journal: Journal) -> Iterator[Metric]:
+        handled, relayed = {(self.name,): float(journal.handled)}, {(self.name,): float(journal.relayed)}
+        text = "Position of the log up to which the process has handled it."
+        yield metrics.gauge("unicron_log_handled_position", text, handled, "service")
+        text = "Position up to which the process knows that the log's stream has it."
+        yield metrics.gauge("unicron_log_relayed_position", text, relayed, "service")
+
+
+Main = Callable[[Context], Coroutine[Any, Any, None]]
+
+
+def run(name: str, main: Main, *, journal: bool = True) -> int:
+    """Run a service until it ends or is asked to stop; return its exit code.
+
+    Args:
+        name: the service's name on the bus and in its log lines.
+        main: the service's own work. SIGTERM and SIGINT set ``Context.stop`` and cancel it (``Ending``).
+        journal: whether the process opens the event log (node agents do not).
+    """
+    log_to_stderr(name, node="" if journal else name.removeprefix(AGENT))
+    hide_memory()
+    if not watch_parent():
+        logger.error("the parent is gone")
+        return 1
+    try:
+        return asyncio.run(_run(name, main, journal))
+    except UnicronError as err:
+        logger.error("%s: %s", err.code, err.detail)
+        return err.exit_code
+    except Exception:
+        logger.exception("ended by an error")
+        return 1
+
+
+async def _run(name: str, main: Main, with_journal: bool) -> int:
+    settings = read_settings()
+    credential = credential_of(settings)
+    check_identity(credential, name if with_journal else "")
+    settings = joined(settings, credential)
+    stop, ending = asyncio.Event(), Ending()
+    work: asyncio.Task[None] | None = None
+
+    def on_signal(signum: signal.Signals) -> None:
+        logger.info("%s: stopping", signum.name)
+        cancels = ending.cancels or stop.is_set()
+        stop.set()
+        if work is not None and cancels:
+            work.cancel()
+
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, on_signal, signum)
+    work = asyncio.create_task(_work(name, main, settings, credential, stop, ending, with_journal), name=name)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+    logger.info("stopped")
+    return 0
+
+
+async def _work(
+    name: str,
+    main: Main,
+    settings: Settings,
+    credential: Credential,
+    stop: asyncio.Event,
+    ending: Ending,
+    with_journal: bool,
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        limit_s = settings.connect_timeout_s
+        bus = await Bus.connect(settings.nats_url, credential=credential, name=name, timeout_s=limit_s)
+        stack.push_async_callback(bus.close)
+        context = Context(settings, bus, None, stop, name, ending)
+        bus.dropped = DroppedMessages(context.counters)
+        if (address := listening(settings.metrics_address)) is not None:
+            # Most processes need no HTTP server, and an agent starts faster without one.
+            from shared.service.metrics_server import keep_serving
+
+            serving = keep_serving(context.registry, *address, settings.allowed_host_names)
+            stack.push_async_callback(cancellation.cancelled, asyncio.create_task(serving, name="metrics"))
+        await bus.serve(f"{HEALTH}.{name}", context.health)
+        if with_journal:
+            # Node agents have no journal, and start in two thirds of the time without SQLAlchemy.
+            from shared.log.journal import Journal
+            from shared.log.log import EventLog
+
+            await common_time.join(bus, PROCESS_CLOCK)
+            opening = functools.partial(EventLog, settings.log_database_url, segments=settings.log_segments)
+            log = await context.outages.outlast(LOG, opening, limit_s=limit_s, starting=True)
+            stack.callback(log.close)
+            journal = Journal(log, bus, context.outages, settings.log_stream_replicas)
+            context.opened = await stack.enter_async_context(journal)
+        await _until_done(main(context), bus)
+
+
+async def _until_done(work: Coroutine[Any, Any, None], bus: Bus) -> None:
+    """Do the work; end it when the bus was closed for good, because the service must then be started again."""
+    main, lost = asyncio.create_task(work), asyncio.create_task(bus.wait_closed())
+    try:
+        await asyncio.wait({main, lost}, return_when=asyncio.FIRST_COMPLETED)
+        if not main.done():
+            raise Unavailable("the connection to NATS was closed for good")
+        main.result()
+    finally:
+        for task in (main, lost):
+            task.cancel()
+        await asyncio.gather(main, lost, return_exceptions=True)

@@ -1,0 +1,103 @@
+"""``/metrics`` of a process that serves no HTTP otherwise: on an address of its own (``metrics_address``).
+
+Services do without it: an address that cannot be listened on is said in the log and tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterable
+
+import uvicorn
+from prometheus_client import CollectorRegistry, make_asgi_app
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from shared.errors import Unavailable
+from shared.service.http_hosts import KnownHosts
+from shared.service.http_server import HttpServer, listen
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 10.0
+"""Pause before an address is tried again: below the interval at which Prometheus asks by default (15 s, or 60 s)."""
+
+SHUTDOWN_S = 1
+"""An answer under way when the process ends is given this long; it takes milliseconds."""
+
+MOST_CONNECTIONS = 16
+"""Connections at a time; further ones are answered 503. A Prometheus keeps one open, a pair of them two."""
+
+
+class _OwnHosts:
+    """ASGI middleware that refuses requests for hosts which are not this machine's."""
+
+    def __init__(self, app: ASGIApp, hosts: KnownHosts) -> None:
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http" and not self._hosts.includes(Headers(scope=scope).get("host", "")):
+            app = PlainTextResponse("the host is no name of this server\n", status_code=421)
+        await app(scope, receive, send)
+
+
+def application(registry: CollectorRegistry, hosts: KnownHosts) -> ASGIApp:
+    """Return what answers ``/metrics``, on the event loop, and nothing else."""
+    metrics = make_asgi_app(registry)
+
+    class _Metrics:
+        """A class: Starlette takes it for an ASGI application, and a function for an endpoint of its own."""
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await metrics(scope, receive, send)
+
+    return _OwnHosts(Starlette(routes=[Route("/metrics", _Metrics(), methods=["GET"])]), hosts)
+
+
+async def _serve(server: HttpServer, listening: socket.socket) -> None:
+    """Run a server until cancelled; its connections are closed then."""
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        await asyncio.shield(serving)
+    finally:
+        server.should_exit = True
+        await asyncio.wait({serving})
+
+
+async def keep_serving(registry: CollectorRegistry, host: str, port: int, names: Iterable[str] = ()) -> None:
+    """Serve the metrics until cancelled.
+
+    Args:
+        registry: the process's.
+        host: to listen on.
+        port: to listen on; 0: any free one, which the log has.
+        names: further ones of this machine (``allowed_hosts``).
+    """
+    app, trouble = application(registry, KnownHosts(names)), ""
+    while True:
+        try:
+            with contextlib.closing(listen(host, port)) as listening:
+                trouble = ""
+                logger.info("metrics on %s:%d", *listening.getsockname()[:2])
+                config = uvicorn.Config(
+                    app,
+                    log_config=None,
+                    access_log=False,
+                    lifespan="off",
+                    limit_concurrency=MOST_CONNECTIONS,
+                    timeout_graceful_shutdown=SHUTDOWN_S,
+                    proxy_headers=False,
+                )
+                await _serve(HttpServer(config), listening)
+        except Unavailable as err:
+            if err.detail != trouble:
+                logger.error("no metrics: %s; tried again every %g s", err.detail, RETRY_S)
+            trouble = err.detail
+        await asyncio.sleep(RETRY_S)

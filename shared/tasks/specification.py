@@ -1,0 +1,392 @@
+"""The task specification: what a user submits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from shared.errors import InvalidInput
+from shared.field_problems import MISSING, problem_of, sentence
+from shared.model import Model
+from shared.names import Name
+from shared.tasks import secrets
+from shared.tasks.secrets import Place
+from shared.unknown_names import unknown_field_of
+
+MAX_SPEC_BYTES = 1 << 20
+"""A specification is a page of text; anything larger is a mistake (a data file, most likely)."""
+
+MOST_REPORTED = 50
+"""Wrong fields that an error names. More than a page of them help nobody, and each takes a comparison of names."""
+
+CHECKPOINT_URL = r"^[a-z][a-z0-9+.-]*://[^\s?#\[\]*\x00]*[^\s?#\[\]*\x00/]$"
+"""Form of ``checkpoint.url``. Nothing in it may stand for something else: its folders are listed by a pattern."""
+
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+"""A positive count with a limit far above any real one, so that a slip is refused and nothing overflows."""
+
+Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
+"""Updates of a task: a GPT-3 of 1.3B makes one in less than a second on 128 A800, and ten million in three months."""
+
+BYTE_VOCABULARY = 257
+"""Tokens of a byte-level text: one for each byte, and the end of a document (``unicron.trainer.data``)."""
+
+VOCABULARY_MULTIPLE = 8
+"""The built-in trainer pads the vocabulary to a multiple of this, whatever the layout (``unicron.trainer.model``)."""
+
+DEFAULT_MAX_RESTARTS = 3
+"""``max_restarts`` where the specification has none. Chosen: a failure of the hardware seldom comes again at the same
+step, and a failure of the code costs few recoveries before it ends the task."""
+
+
+DEFAULT_FINISH_TIMEOUT_S = 600.0
+"""``finish_timeout_s`` where the specification has none. Chosen: an evaluation, or the conversion of a result, takes
+minutes, and workers that a script keeps by mistake are worth little more."""
+
+
+DEFAULT_PROGRESS_TIMEOUT_S = 14_400.0
+"""``progress_timeout_s`` where the specification has none. Chosen: outages of shared storage and networks are over
+within hours, and a task that has made no step in four of them keeps workers from others."""
+
+
+class TaskState(StrEnum):
+    """Where a task is in its life."""
+
+    PENDING = "pending"
+    QUEUED = "queued"
+    RUNNING = "running"
+    TRANSITIONING = "transitioning"
+    DEGRADED = "degraded"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+ENDED = frozenset({TaskState.STOPPED, TaskState.SUCCEEDED, TaskState.FAILED})
+
+IS = {
+    **{state: f"is {state.value}" for state in TaskState},
+    TaskState.STOPPED: "was stopped",
+    TaskState.SUCCEEDED: "has succeeded",
+    TaskState.FAILED: "has failed",
+}
+"""What a sentence says of a task in each state, behind its name."""
+
+
+class Workers(Model):
+    """How many workers the task may run on; below ``min`` it does not run."""
+
+    min: Count = 1
+    max: Count | None = None
+
+
+class ModelShape(Model):
+    """A GPT model. ``vocabulary``: tokens (256 bytes and one end of document for byte-level text).
+
+    ``qk_layernorm``: whether queries and keys are normalised in each attention head.
+    """
+
+    layers: Count
+    hidden: Count
+    heads: Count
+    sequence_length: Count
+    vocabulary: Count = BYTE_VOCABULARY
+    qk_layernorm: bool = False
+
+    def flop_per_sample(self) -> float:
+        """Model FLOP of one forward and backward pass over one sequence.
+
+        72 s l h^2 (1 + s / 6h + V / 12 l h): Narayanan et al., SC'21, appendix, without the recomputed forward
+        pass (their 96 counts it).
+        """
+        s, n, h, v = self.sequence_length, self.layers, self.hidden, self.vocabulary
+        return 72.0 * s * n * h * h * (1.0 + s / (6.0 * h) + v / (12.0 * n * h))
+
+    def parameters(self) -> int:
+        """Number of parameters: 12 l h^2 (1 + 13 / 12h) + (V + s) h (SC'21, section 2.1)."""
+        s, n, h, v = self.sequence_length, self.layers, self.hidden, self.vocabulary
+        return 12 * n * h * h + 13 * n * h + (v + s) * h
+
+
+class Batch(Model):
+    """``global``: samples in one update. ``micro``: samples in one forward pass, fixed for the task's life."""
+
+    global_: Annotated[Count, Field(alias="global")]
+    micro: Count = 1
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches in one update."""
+        return self.global_ // self.micro
+
+
+class Optimizer(Model):
+    """Adam with decoupled weight decay (AdamW), or SGD. Defaults as in Megatron's GPT examples."""
+
+    name: Literal["adam", "sgd"] = "adam"
+    lr: Annotated[float, Field(gt=0, le=10)] = 1e-3
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    clip: Annotated[float, Field(ge=0)] = 1.0
+
+
+class Checkpoint(Model):
+    """``directory``: where checkpoints go (default: under the run directory), on all nodes the same.
+
+    ``url``: in its place, an fsspec URL of an object store (``s3://bucket/prefix``), for this task alone. ``every``:
+    steps between two of them; 0: only at a stop. ``keep``: how many of them to leave, at least the newest and the one
+    before it, which stands in if that is damaged. ``memory_every``: steps between copies in the memory of the nodes; 0
+    none; ``auto``: as often as they are worth, at no more than one percent of the time.
+    """
+
+    directory: str | None = None
+    url: Annotated[str, Field(max_length=1024, pattern=CHECKPOINT_URL)] | None = None
+    every: Annotated[int, Field(ge=0, le=1_000_000)] = 50
+    keep: Annotated[int, Field(ge=2, le=1_000_000)] = 2
+    memory_every: Annotated[int, Field(ge=0, le=1_000_000)] | Literal["auto"] = "auto"
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether there are copies in the memory of the nodes."""
+        return self.memory_every != 0
+
+
+class Parallel(Model):
+    """Tensor and pipeline sizes; ``auto`` lets the planner choose the fastest layout that fits, for each count.
+
+    The others are fixed for the task's life. ``recompute``: activations computed again in the backward pass.
+    ``interleave``: model chunks of each worker where there are several pipeline stages.
+    ``sequence_parallel``: tensor-parallel ranks divide the sequence where they do not divide the layer.
+    ``overlap``: data-parallel ranks communicate beside backward and forward passes.
+    """
+
+    tensor: Count | Literal["auto"] = "auto"
+    pipeline: Count | Literal["auto"] = "auto"
+    recompute: Literal["none", "selective", "full"] = "none"
+    interleave: Count = 1
+    sequence_parallel: bool = False
+    distributed_optimizer: bool = False
+    overlap: bool = False
+
+
+class TaskSpec(Model):
+    """One training task. Only ``name``, ``model``, ``batch``, ``steps`` and ``data`` are required."""
+
+    name: Name
+    model: ModelShape
+    batch: Batch
+    steps: Steps
+    data: Annotated[str, Field(min_length=1, max_length=4096)]
+    weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    workers: Workers = Workers()
+    optimizer: Optimizer = Optimizer()
+    checkpoint: Checkpoint = Checkpoint()
+    parallel: Parallel = Parallel()
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 1234
+    order_samples: Annotated[int, Field(ge=1, le=10**15)] | None = Field(
+        default=None, exclude_if=lambda samples: samples is None
+    )
+    """Samples from whose number the order of all samples is drawn; None: ``steps`` times ``batch.global``. A task that
+    goes on with other ``steps`` keeps the order that it began with: the gateway enters it."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    bf16: bool = False
+    """Whether parameters and activations are bfloat16; gradients, and the optimizer's own parameters, are float32."""
+    env: dict[str, str] = Field(default_factory=dict)
+    secrets: dict[str, Place] = Field(default_factory=dict, exclude_if=lambda secrets: not secrets)
+    """Variable -> where its value is on every node, ``file:/path``: read there as a rank starts, and shown nowhere."""
+    exact: bool = False
+    """Whether parameters are the failure-free run's to the last bit whatever fails and however many replicas there are,
+    at the same tensor-parallel size; otherwise they are to rounding. What it costs: docs/recovery.md."""
+    deterministic_sums: bool = False
+    """Whether gradients are added up in float64, which in practice gives the failure-free run's parameters to the last
+    bit too; ``exact`` includes it. The default is Megatron's own precision, which costs nothing."""
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = DEFAULT_MAX_RESTARTS
+    finish_timeout_s: Annotated[float, Field(gt=0, le=604_800)] = Field(
+        default=DEFAULT_FINISH_TIMEOUT_S, exclude_if=lambda limit_s: limit_s == DEFAULT_FINISH_TIMEOUT_S
+    )
+    """How long a script may go on behind its last step; then the task fails, and its result stays."""
+    progress_timeout_s: Annotated[float, Field(gt=0, le=31_536_000)] = Field(
+        default=DEFAULT_PROGRESS_TIMEOUT_S, exclude_if=lambda limit_s: limit_s == DEFAULT_PROGRESS_TIMEOUT_S
+    )
+    """How long a task that fails again and again is tried without a new step; then it waits for its operator."""
+    script: str | None = None
+    """A Python file to run in place of the built-in GPT trainer; it uses ``unicron`` itself."""
+
+    @property
+    def tensor(self) -> int:
+        """Tensor-parallel size; ``auto`` is 1."""
+        return 1 if self.parallel.tensor == "auto" else self.parallel.tensor
+
+    @property
+    def pipeline(self) -> int:
+        """Pipeline-parallel size; ``auto`` is 1."""
+        return 1 if self.parallel.pipeline == "auto" else self.parallel.pipeline
+
+    @property
+    def order(self) -> int:
+        """Samples from whose number the order of all samples is drawn."""
+        return self.order_samples or self.steps * self.batch.global_
+
+    def _most_per_replica(self) -> int:
+        """Return tensor x pipeline; what is ``auto`` can be as much as the model divides into."""
+        tensor = self.model.heads if self.parallel.tensor == "auto" else self.parallel.tensor
+        return tensor * (self.model.layers if self.parallel.pipeline == "auto" else self.parallel.pipeline)
+
+    @property
+    def most_workers(self) -> int:
+        """The most workers that the task may have and could use: one micro-batch for each data-parallel replica."""
+        limit = self.batch.micro_batches * self._most_per_replica()
+        return limit if self.workers.max is None else min(self.workers.max, limit)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        """Refuse what no layout can run; each message names the field and what is allowed."""
+        m, b, place = self.model, self.batch, self.checkpoint
+        per_replica = self.tensor * self.pipeline
+        limit = b.micro_batches * self._most_per_replica()
+        checks = [
+            (m.hidden % m.heads == 0, f"model.heads: {m.heads} must divide model.hidden, {m.hidden}"),
+            (place.directory is None or place.url is None, "checkpoint.url: not beside checkpoint.directory"),
+            (b.global_ % b.micro == 0, f"batch.micro: {b.micro} must divide batch.global, {b.global_}"),
+            (m.heads % self.tensor == 0, f"parallel.tensor: {self.tensor} must divide model.heads, {m.heads}"),
+            (m.layers % self.pipeline == 0, f"parallel.pipeline: {self.pipeline} must divide model.layers, {m.layers}"),
+            (
+                self.workers.max is None or self.workers.min <= self.workers.max,
+                f"workers.min: {self.workers.min} must not exceed workers.max, {self.workers.max}",
+            ),
+            (
+                self.workers.min <= limit,
+                f"workers.min: {self.workers.min} is more than batch.global and parallel can use, {limit}",
+            ),
+            (
+                self.workers.max is None or self.workers.max >= per_replica,
+                f"workers.max: {self.workers.max} is less than one replica's tensor x pipeline, {per_replica}",
+            ),
+        ]
+        if self.script is None:
+            # What the built-in trainer does not do; a user's own script may.
+            chunks = self.pipeline * self.parallel.interleave
+            even = m.layers % chunks == 0
+            checks.append(
+                (even, f"parallel.interleave: times pipeline, {chunks}, must divide model.layers, {m.layers}")
+            )
+            divisible = self.optimizer.name == "adam" or not self.parallel.distributed_optimizer
+            checks.append((divisible, "parallel.distributed_optimizer: the built-in trainer divides only adam's state"))
+            in_place = not (self.parallel.overlap and (self.exact or self.deterministic_sums))
+            checks.append((in_place, "parallel.overlap: not with exact or deterministic_sums, whose sums are apart"))
+        problems = [text for holds, text in checks if not holds]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+def parse_spec(data: Any) -> TaskSpec:
+    """Return the specification in a mapping.
+
+    Raises:
+        InvalidInput: with one entry for each field: its name, its value, what is wrong and what is allowed.
+    """
+    if not isinstance(data, dict):
+        raise InvalidInput(f"a task specification is a mapping of fields, not {type(data).__name__}")
+    try:
+        spec = TaskSpec.model_validate(data)
+    except ValidationError as err:
+        found = err.errors(include_url=False)[:MOST_REPORTED]
+        errors = [entry for item in found for entry in _entries(item, data)]
+        text = "; ".join(sentence(e["field"], e["problem"], repr(e["value"])) for e in errors)
+        raise InvalidInput(f"task specification refused: {text}", errors) from err
+    if problems := [*_not_unicode(spec.model_dump(mode="python"), ""), *_submission_problems(spec)]:
+        raise refused(problems)
+    return spec
+
+
+def refused(problems: Sequence[tuple[str, object, str]]) -> InvalidInput:
+    """Return the error of a specification that is refused.
+
+    Args:
+        problems: field, given value and problem of each field concerned.
+    """
+    text = "; ".join(f"{field}: {problem} (given: {value!r})" for field, value, problem in problems)
+    errors = [{"field": field, "value": _shown(value), "problem": problem} for field, value, problem in problems]
+    return InvalidInput(f"task specification refused: {text}", errors)
+
+
+def _not_unicode(value: object, field: str) -> Iterator[tuple[str, object, str]]:
+    """Yield the texts that no database can hold: JSON and YAML can escape halves of a surrogate pair."""
+    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        yield field, value, "must be Unicode text, without surrogates"
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            yield from _not_unicode(name, field)
+            yield from _not_unicode(part, f"{field}.{name}".lstrip("."))
+
+
+def _submission_problems(spec: TaskSpec) -> Iterator[tuple[str, object, str]]:
+    """Yield what a new specification is refused for, and the log may have: the model reads old submissions, too."""
+    tensor, vocabulary = spec.tensor, spec.model.vocabulary
+    padded = -(-vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+    if spec.script is None and padded % tensor != 0:
+        yield (
+            "parallel.tensor",
+            tensor,
+            f"must divide model.vocabulary, {vocabulary}, rounded up to a multiple of {VOCABULARY_MULTIPLE}: {padded}",
+        )
+    # With ``auto`` the planner chooses among powers of two up to 16 that divide the heads.
+    largest = math.gcd(spec.model.heads, 16) if spec.parallel.tensor == "auto" else tensor
+    length = spec.model.sequence_length
+    if spec.script is None and spec.parallel.sequence_parallel and length % largest != 0:
+        size = f"parallel.tensor, {'which may be ' * (spec.parallel.tensor == 'auto')}{largest},"
+        yield "parallel.sequence_parallel", True, f"{size} must divide model.sequence_length, {length}"
+    yield from secrets.problems(spec.env, spec.secrets)
+    for name, value in spec.env.items():
+        if not name or "=" in name or "\0" in name + value:
+            yield "env", name, "not an environment variable: a name without '=', and no null byte in name or value"
+
+
+def _entries(item: Any, data: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a complaint as field, value and problem; one about fields that do not go together for each of them."""
+    field = ".".join(str(part) for part in item["loc"])
+    problem = problem_of(item)
+    if item["type"] == "extra_forbidden":
+        problem = unknown_field_of(TaskSpec, item["loc"])
+    if field or item["type"] != "value_error":
+        shown = None if problem == MISSING else _shown(item["input"])  # else it would be what the field is missing in
+        return [{"field": field or "(task)", "value": shown, "problem": problem}]
+    found = []
+    for text in problem.split("; "):
+        name, _, what = text.partition(": ")
+        value: Any = data
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        found.append({"field": name, "value": _shown(value), "problem": what})
+    return found
+
+
+def _shown(value: object) -> str | int | float | bool | None:
+    """Return a value as an error may show it: no structures, and nothing that JSON cannot write."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, str | int | float | bool | None) else "..."
+
+
+def load_spec(text: str) -> TaskSpec:
+    """Return the specification in YAML text.
+
+    Raises:
+        InvalidInput: not YAML, too large, or not a valid specification.
+    """
+    if len(text) > MAX_SPEC_BYTES:
+        raise InvalidInput(f"a specification of {len(text)} bytes; at most {MAX_SPEC_BYTES} are allowed")
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as err:
+        raise InvalidInput(f"not YAML: {err}") from err
+    return parse_spec(data)

@@ -1,0 +1,1 @@
+"""A log of a cluster as it was measured, simulated as it was, and simulated with changes."""

@@ -1,0 +1,1 @@
+"""What is simulated: clusters, tasks, and traces of what happens to them."""

@@ -1,0 +1,37 @@
+"""A workload: a cluster, the tasks that it is to run, and what happens to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shared.tasks.specification import TaskSpec
+from simulator.workloads.trace import Trace
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a run simulates.
+
+    ``hardware``: kind of all workers, a profile of the throughput model (``shared.planning.performance.hardware``).
+    ``workers_per_node``: of every node of the trace. ``tasks``: submitted before the trace begins, and trained at full
+    strength by then. ``parameters``: of decisions, fields of ``cluster.configured`` that differ from the defaults of
+    the settings. ``endless``: whether tasks outlast the horizon, so that accumulated WAF can be compared with the
+    oracle's. ``times``: what was measured of this cluster in place of a policy's times (``measured_times.TIMES``).
+    ``throughput``: measured over modelled, by task.
+    """
+
+    name: str
+    trace: Trace
+    tasks: tuple[TaskSpec, ...]
+    hardware: str
+    workers_per_node: int = 8
+    parameters: dict[str, float] = field(default_factory=dict)
+    endless: bool = True
+    times: Mapping[str, float] = field(default_factory=dict)
+    throughput: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def workers(self) -> int:
+        """Workers of all nodes that are there at the start."""
+        return self.trace.present * self.workers_per_node

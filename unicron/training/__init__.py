@@ -1,0 +1,1 @@
+"""The training of a task in this process: generations, steps, what of them is done, and how it ends."""

@@ -1,0 +1,104 @@
+"""A step whose update is applied already, yielded once more for what a script does behind the update.
+
+A fault may meet every rank between the update and the code behind it: with a distributed optimizer, when the
+parameters are gathered. The members then complete the update when they join, and no rank's scheduler has been stepped.
+So the loop gets that step again: without micro-batches, with a ``reduce`` that does nothing, and with an optimizer that
+is not stepped a second time (``AppliedOptimizer``, while the step lasts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from unicron.errors import WrongLoop
+from unicron.losses import Loss
+from unicron.training.step import Step, StepHost
+
+
+class AppliedStep(Step):
+    """A step that is left with ``completed`` true, and in which there is nothing to compute."""
+
+    def __init__(self, host: StepHost, number: int, left: Step | None) -> None:
+        """Prepare the step.
+
+        Args:
+            host: the training.
+            number: of the step.
+            left: the step that a failure ended last in this process. It knows the loss, if it is the same step.
+        """
+        super().__init__(host, number, [])
+        if left is not None and left.number == number:
+            self.loss = left.loss
+        self.completed = True
+
+    def remaining(self) -> list[int]:
+        """Return none."""
+        return []
+
+    def micro_batches(self) -> Iterator[int]:
+        """Yield none."""
+        return iter(())
+
+    def all_micro_batches(self) -> list[int]:
+        """Return none."""
+        return []
+
+    def commit_all(
+        self, micro_batches: list[int], losses: Sequence[Loss], ids: list[list[int]], chunk: int | None = None
+    ) -> None:
+        """Refuse: there are no micro-batches.
+
+        Raises:
+            WrongLoop: always.
+        """
+        raise WrongLoop(f"step {self.number} has no micro-batches left: commit those of step.micro_batches() only")
+
+    def reduce(self) -> None:
+        """Do nothing: the update is applied."""
+
+    def clip_gradients(self, limit: float) -> float:
+        """Do nothing; the norm is not known any more.
+
+        Returns:
+            nan.
+        """
+        return float("nan")
+
+    def __enter__(self) -> AppliedStep:
+        """Enter the part of the loop in which peers may be lost."""
+        self._host.link.enter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        """Leave the step; swallow an error that a new generation answers, report every other error."""
+        self._host.link.leave()
+        if error is None:
+            return False
+        self.left = True
+        return self._host.survives(error)
+
+
+class AppliedOptimizer:
+    """An optimizer whose ``step`` does nothing; everything else is the optimizer's own."""
+
+    def __init__(self, optimizer: Any) -> None:
+        """Stand for an optimizer."""
+        self._optimizer = optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the optimizer."""
+        return getattr(self._optimizer, name)
+
+    def step(self, *arguments: Any, **named: Any) -> Any:
+        """Do nothing.
+
+        Returns:
+            What an optimizer returns that has no more to say: None, or for Megatron's: success, norm, number of zeros.
+        """
+        return None if isinstance(self._optimizer, torch.optim.Optimizer) else (True, None, None)

@@ -1,0 +1,90 @@
+"""The training loop's side of the library: steps that survive the loss of peers.
+
+    run = unicron.attach(steps=1000, micro_batches=16, build=build)
+    for step in run.steps():
+        with step:
+            for k in step.micro_batches():
+                ids = sample_ids(step.number, k)
+                loss = forward_backward(run.model, batch(ids), scale=1 / 16)
+                step.commit(k, loss, ids)
+            step.reduce()
+            run.optimizer.step()
+
+A broken collective or a held generation leaves the ``with`` block without an exception. The next step that the loop
+yields is then the same one again, in a new generation, with the micro-batches that are still missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from unicron.training.applied_step import AppliedOptimizer
+from unicron.training.generations import Training
+from unicron.training.step import Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One membership of the task: who is in it, and in which layout."""
+
+    number: int
+    """Only rises."""
+    rank: int
+    """This process's."""
+    world_size: int
+    tensor: int
+    """Tensor-parallel size."""
+    pipeline: int
+    """Pipeline-parallel size."""
+
+
+class Run:
+    """A task's training in this process, over all its generations; made by ``unicron.attach``."""
+
+    def __init__(self, training: Training) -> None:
+        """Present a training to the loop."""
+        self._training = training
+
+    def steps(self) -> Iterator[Step]:
+        """Yield the steps to do, through all generations, until the last one is applied everywhere."""
+        return self._training.steps()
+
+    @property
+    def model(self) -> Any:
+        """The model built for the present layout."""
+        return self._training.rank_state.model
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer built for the present layout."""
+        optimizer = self._training.rank_state.optimizer
+        return AppliedOptimizer(optimizer) if self._training.in_applied_step else optimizer
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """The objects of ``attach(state=...)`` by name, made for the present model; empty before the first step."""
+        return MappingProxyType(self._training.user.objects)
+
+    @property
+    def generation(self) -> Generation:
+        """The generation that this process is in."""
+        configure = self._training.configure
+        return Generation(
+            number=configure.generation,
+            rank=configure.rank,
+            world_size=configure.world_size,
+            tensor=configure.tensor,
+            pipeline=configure.pipeline,
+        )
+
+    def heartbeat(self) -> None:
+        """Report that this rank is at work on something else than a step: evaluation, a file of the script's own.
+
+        To be called between steps, before work that takes minutes and then at least once in ``slow_region_timeout_s``
+        (120 s); else the rank counts as hanging, one that is at work after ``busy_timeout_s`` (240 s). The report
+        counts until the next step begins.
+        """
+        self._training.heartbeat()
