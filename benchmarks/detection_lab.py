@@ -40,7 +40,7 @@ ENVIRONMENT = {
 }
 
 _ANNOUNCED = re.compile(r"injected fault (\S+): .* at step (\d+); unix time ([\d.]+)")
-"""What a rank prints right before a fault (``unicron.process.fault_effects.announce``)."""
+"""What a rank prints right before a fault (``unicron.process.faults.announce``)."""
 
 
 @dataclass(frozen=True)

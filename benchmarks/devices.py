@@ -43,7 +43,7 @@ from cli.stack.processes import run_module
 from cli.stack.stack import Stack
 from cli.waiting import Record, WaitingClient
 from services.agent.machine import hardware
-from services.agent.machine.visible_devices import VISIBLE_VARIABLE
+from services.agent.machine.hardware import VISIBLE_VARIABLE
 from shared.errors import InvalidInput
 
 ROOT = Path(__file__).resolve().parents[1]

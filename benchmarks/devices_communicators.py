@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from benchmarks.report import Report, run
 from services.agent.machine import hardware
-from services.agent.machine.visible_devices import VISIBLE_VARIABLE
+from services.agent.machine.hardware import VISIBLE_VARIABLE
 from shared.errors import InvalidInput
 from unicron import backend, device
 

@@ -69,7 +69,7 @@ def train(folder: Path) -> None:
     import torch
 
     from unicron.link import agent_link
-    from unicron.link.standalone import standalone_generation
+    from unicron.link.torchrun import standalone_generation
     from unicron.megatron import cpu as megatron_cpu
     from unicron.trainer import model, spec
     from unicron.trainer.data import Samples

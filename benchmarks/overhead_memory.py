@@ -90,7 +90,7 @@ def _train_stock(work: Workload, folder: Path) -> None:
     """Train with stock Megatron, in groups that this library makes, which is imported for that."""
     from unicron.join import groups
     from unicron.link import agent_link
-    from unicron.link.standalone import standalone_generation
+    from unicron.link.torchrun import standalone_generation
     from unicron.megatron import cpu
 
     cpu.enable()

@@ -147,7 +147,7 @@ class Measurement:
 def attach(plan: Plan, folder: Path) -> unicron.Run:
     """Attach to the agent or, without one, train in the layout of the plan."""
     from unicron.link import agent_link
-    from unicron.link.standalone import standalone_generation
+    from unicron.link.torchrun import standalone_generation
     from unicron.megatron import cpu
     from unicron.training.generations import Training
     from unicron.training.run import Run

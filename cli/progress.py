@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+
+from itertools import pairwise
+
 T = TypeVar("T")
 
 AFTER_S = 1.0
@@ -92,3 +95,44 @@ def _shown(what: str, *, share: bool = False) -> Iterator[_Bar]:
         appears.cancel()
         appears.join()  # or it could appear behind the end
         progress.stop()
+
+
+_TRAINS = frozenset({"running", "degraded"})
+"""States in which a task does steps. In the others its last step time says nothing of when it goes on."""
+
+_UNITS_S = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
+
+
+def remaining_s(task: dict[str, Any]) -> float | None:
+    """Return the seconds that a task still trains if its steps take as long as of late; None while nobody can say."""
+    if task["state"] not in _TRAINS or not task["step_s"]:
+        return None
+    return float((task["steps"] - task["step"]) * task["step_s"])
+
+
+def eta(task: dict[str, Any]) -> str | None:
+    """Return the remaining time of a task as text; None while nobody can say."""
+    seconds = remaining_s(task)
+    return None if seconds is None else duration(seconds)
+
+
+def duration(seconds: float) -> str:
+    """Return a time in its two largest units, such as ``3d04h``; below a minute in seconds."""
+    whole = max(round(seconds), 0)
+    for (unit, unit_s), (smaller, smaller_s) in pairwise(_UNITS_S):
+        if whole >= unit_s:
+            return f"{whole // unit_s}{unit}{whole % unit_s // smaller_s:02d}{smaller}"
+    return f"{whole}s"
+
+
+@contextmanager
+def task_bar(name: str) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Show a task's steps, and how long it still trains; yields what is called with the task as it is now."""
+    with step_bar(name) as shown:
+        yield lambda task: shown(words(task), task["step"], task["steps"])
+
+
+def words(task: dict[str, Any]) -> str:
+    """Return a task's state, steps and remaining time in a few words."""
+    left = eta(task)
+    return f"{task['name']}: {task['state']}, step {task['step']}/{task['steps']}{f', {left} left' if left else ''}"

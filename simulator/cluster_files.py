@@ -31,9 +31,9 @@ from shared.planning.performance import names
 from shared.tasks.specification import MAX_SPEC_BYTES, TaskSpec, parse_spec
 from shared.unknown_names import unknown_field, unknown_field_of
 from simulator.run.measured_times import TIMES
-from simulator.workloads.cluster_parameters import PARAMETERS
 from simulator.workloads.generators import MAX_NODES
 from simulator.workloads.paper_tasks import DATA, MOST_STEPS
+from simulator.workloads.workload import PARAMETERS
 
 MAX_TIME_S = 365 * 86_400.0
 """A year: longer than anything that a cluster takes."""

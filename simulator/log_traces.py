@@ -45,10 +45,9 @@ from shared.planning.performance import names
 from shared.settings.model import Settings
 from shared.tasks.specification import TaskSpec
 from simulator.run.calibration import Calibration, calibration_of
-from simulator.workloads.cluster_parameters import PARAMETERS, peak_flop_per_s
 from simulator.workloads.paper_tasks import outlasting
 from simulator.workloads.trace import Occurrence, Trace
-from simulator.workloads.workload import Workload
+from simulator.workloads.workload import PARAMETERS, Workload, peak_flop_per_s
 
 
 class _Nodes(NamedTuple):

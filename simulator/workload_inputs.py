@@ -11,12 +11,11 @@ from shared.log.segments import is_segment, segments_in
 from simulator.cluster_files import ClusterFile, read_cluster, read_tasks
 from simulator.log_traces import workload_of_log
 from simulator.workloads import generators
-from simulator.workloads.cluster_parameters import peak_flop_per_s
 from simulator.workloads.paper_tasks import DEFAULT_CASE, outlasting
 from simulator.workloads.paper_workloads import NAMES, with_tasks, workload
 from simulator.workloads.trace import Trace
 from simulator.workloads.trace_files import read_trace
-from simulator.workloads.workload import Workload
+from simulator.workloads.workload import Workload, peak_flop_per_s
 
 SQLITE_HEADER = b"SQLite format 3\0"
 """The first bytes of every SQLite file (https://sqlite.org/fileformat.html, section 1.3)."""

@@ -17,7 +17,7 @@ import yaml
 
 from shared.bus import credentials
 from shared.bus.credentials import Credential
-from shared.machine.parent import die_with_parent
+from shared.machine.process import die_with_parent
 from shared.server.key_directory import KeyDirectory
 from shared.server.nats_server import find_binary
 

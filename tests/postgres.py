@@ -21,7 +21,7 @@ import psutil
 import psycopg
 from sqlalchemy.engine import make_url
 
-from shared.machine.parent import die_with_parent
+from shared.machine.process import die_with_parent
 
 START_S = 30.0
 """A server starts in a fraction of a second; the machine may be busy. After a kill it first recovers."""

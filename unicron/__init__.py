@@ -140,7 +140,7 @@ def attach(
     from unicron import device
     from unicron.gradients.precision import Precision
     from unicron.link import agent_link, torchrun
-    from unicron.link.standalone import standalone_generation
+    from unicron.link.torchrun import standalone_generation
     from unicron.megatron import cpu
     from unicron.protocol import environment
     from unicron.trainer import spec

@@ -46,7 +46,7 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
 
     from unicron.checkpoint import reader
     from unicron.link import agent_link
-    from unicron.link.standalone import standalone_generation
+    from unicron.link.torchrun import standalone_generation
     from unicron.megatron.model import model_chunks
     from unicron.trainer import model
     from unicron.trainer.data import Samples
@@ -140,7 +140,7 @@ def child() -> int:
     has joined one. The end of a script that has done its last step is the end of the task.
     """
     from unicron.link import agent_link, reporting
-    from unicron.link.standalone import standalone_generation
+    from unicron.link.torchrun import standalone_generation
 
     megatron_cpu.enable()
     path, code = Path(os.environ[environment.SPEC]), 0

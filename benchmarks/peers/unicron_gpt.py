@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.peers.job import BEFORE_REDUCTION, Job
 from unicron.link import agent_link
-from unicron.link.standalone import standalone_generation
+from unicron.link.torchrun import standalone_generation
 from unicron.trainer import model
 from unicron.trainer.dropout import Dropout
 from unicron.trainer.passes import forward_backward

@@ -11,7 +11,7 @@ from cli.demo.report import TaskComparison, compare_parameters
 from cli.stack.processes import run_module
 from cli.stack.run_directory import RunDirectory
 from cli.waiting import Record
-from services.agent.machine.visible_devices import VISIBLE_VARIABLE
+from services.agent.machine.hardware import VISIBLE_VARIABLE
 
 
 async def compare(

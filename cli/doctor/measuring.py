@@ -23,7 +23,7 @@ from cli.doctor.shared_memory import clearers
 from services.agent.files.rank_users import RankUsers
 from services.agent.machine import address, hardware
 from services.agent.machine.device_health import DeviceHealth, lasting_faults
-from services.agent.machine.visible_devices import CPU, VISIBLE_VARIABLE
+from services.agent.machine.hardware import CPU, VISIBLE_VARIABLE
 from shared.bus.connection import Bus
 from shared.errors import UnicronError
 from shared.events.device_faults import device_fault

@@ -22,8 +22,8 @@ def ps(
     """
     from cli.client import Client
     from cli.glance.status import PATH, summary
+    from cli.progress import eta
     from cli.tasks.notable import notable
-    from cli.tasks.remaining_time import eta
 
     with Client(server) as client:
         page = client.pages("/v1/tasks", {"state": state or None})

@@ -13,8 +13,8 @@ from cli.glance.status import summary
 from cli.glance.top_look import Look
 from cli.incidents.incident_show import kind_of, state_of
 from cli.output import SHORT_ID, cropped, number, text, too_wide
+from cli.progress import duration, eta
 from cli.tasks.notable import notable
-from cli.tasks.remaining_time import duration, eta
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from services.agent.machine import hardware
-from services.agent.machine.visible_devices import VISIBLE_VARIABLE
+from services.agent.machine.hardware import VISIBLE_VARIABLE
 from shared.bus import credentials
 from shared.bus.credentials import Credential
 from shared.errors import InvalidInput

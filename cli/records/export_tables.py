@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from cli.tasks.remaining_time import remaining_s
+from cli.progress import remaining_s
 
 Record = dict[str, Any]
 """A JSON object of the interface."""

@@ -20,7 +20,7 @@ from cli.stack.run_directory import RunDirectory
 from services.agent.succession.restarts import MAX_RESTARTS, WINDOW_S, Restarts
 from shared.bus import credentials
 from shared.errors import InvalidInput, Unavailable, UnicronError
-from shared.machine.parent import PARENT_DEATH_VARIABLE
+from shared.machine.process import PARENT_DEATH_VARIABLE
 from shared.server.key_directory import KeyDirectory
 from shared.service.joining import CREDENTIAL, CREDENTIAL_FD, check_identity
 from shared.settings.endpoints import LOOPBACK, listening

@@ -15,8 +15,7 @@ from typing import Annotated
 import typer
 
 from services.agent.machine import hardware
-from services.agent.machine.hardware import Devices
-from services.agent.machine.visible_devices import CPU, VISIBLE_VARIABLE
+from services.agent.machine.hardware import CPU, VISIBLE_VARIABLE, Devices
 from shared.errors import NoDevice
 from shared.settings.model import read_settings
 

@@ -25,7 +25,7 @@ from cli.stack.children import SERVICES, STOP_ORDER, Children
 from cli.stack.run_directory import RunDirectory
 from cli.waiting import TimedOut, WaitingClient
 from services.agent.files.snapshot_folders import node_folder
-from services.agent.machine.visible_devices import VISIBLE_VARIABLE
+from services.agent.machine.hardware import VISIBLE_VARIABLE
 from shared.bus.identities import node_identity
 from shared.errors import Unavailable, UnicronError
 from shared.server.nats_server import NatsServer

@@ -74,8 +74,8 @@ def show(
     The name may be that of a task that was deleted.
     """
     from cli.client import Client
+    from cli.progress import eta
     from cli.tasks.notable import notable
-    from cli.tasks.remaining_time import eta
 
     path = f"/v1/tasks/{quote(task, safe='')}"
     with Client(server) as client:

@@ -36,7 +36,7 @@ def wait(
 
     Exit status: 0 if it came to what was waited for, 1 if the task has ended in another way, 8 if the time has passed.
     """
-    from cli.tasks.task_progress import task_bar
+    from cli.progress import task_bar
     from cli.waiting import wait_for_task
     from unicron_client.resources import ENDED
 

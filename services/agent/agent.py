@@ -15,7 +15,7 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
-from services.agent import command_subjects
+from services.agent import commands
 from services.agent.background import Background, every
 from services.agent.cluster.departure import Leaving
 from services.agent.cluster.heartbeats import Heartbeats
@@ -37,7 +37,7 @@ from services.agent.metrics import AgentMetrics
 from services.agent.node.process import Process
 from services.agent.node.record import NodeRecord
 from services.agent.node.slots import Node
-from services.agent.ranks import ending_processes, stack_text, stacks
+from services.agent.ranks import ending_processes, stacks
 from services.agent.ranks.fork_server import Children, Forked
 from services.agent.ranks.fork_servers import ForkServers
 from services.agent.ranks.output_limits import OutputLimits
@@ -150,10 +150,10 @@ class Agent:
         await self._ranks.start()
         await self._take_over(await self._fork_servers.connect())
         self._record()
-        await command_subjects.listen(self._bus, self._settings.node, self._commands)
+        await commands.listen(self._bus, self._settings.node, self._commands)
         await self._file_server.start()
         self._heartbeats.probe = await self._probes.start()
-        await command_subjects.answer_questions(self._bus, self.node.name, self._self_tests, self._stacks)
+        await commands.answer_questions(self._bus, self.node.name, self._self_tests, self._stacks)
         await self.devices.start()
         self._background.spawn(self._signals.run(), vital=True)
         self._background.spawn(self._heartbeats.run(), vital=True)
@@ -323,7 +323,7 @@ class Agent:
             return
         await self._ranks.read_rest(process)
         output = "" if process.ending else last_output(Path(process.output))
-        stack = stack_text.of_fatal_signal(stacks.read(self._files.stacks(process.task, process.worker)))
+        stack = stacks.of_fatal_signal(stacks.read(self._files.stacks(process.task, process.worker)))
         oom_killed = self._oom_kills.have_caused(exit_code)
         signals = self.node.exited(process, exit_code, last_output=output, stack=stack, oom_killed=oom_killed, now=now)
         if (forked := self._forked.pop(process_id, None)) is not None:

@@ -19,8 +19,7 @@ from services.agent.agent import Agent
 from services.agent.cluster.admission import Admission
 from services.agent.faults import Faults
 from services.agent.machine import address, hardware
-from services.agent.machine.hardware import NodeHardware
-from services.agent.machine.visible_devices import VISIBLE_VARIABLE
+from services.agent.machine.hardware import VISIBLE_VARIABLE, NodeHardware
 from services.agent.node.slots import worker_names
 from services.agent.succession import inheritance
 from services.agent.succession.hand_over import HandOver
@@ -30,7 +29,7 @@ from shared import names
 from shared.bus.cancellation import end
 from shared.bus.dropped import DroppedMessages
 from shared.errors import InvalidInput, NameInUse
-from shared.machine.parent import die_with_parent
+from shared.machine.process import die_with_parent
 from shared.messages.admission import Hello
 from shared.service.frame import AGENT, Context, run
 from shared.service.joining import node_name

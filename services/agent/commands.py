@@ -10,16 +10,19 @@ sent to a rank with the generation that the rank is in.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from services.agent.cluster.self_test import SelfTests
 from services.agent.node.process import Process
 from services.agent.node.slots import Node
-from services.agent.ranks.configuration import configure_message
+from services.agent.ranks.stacks import Stacks
 from shared.bus.cancellation import cancelled
+from shared.bus.connection import Bus
 from shared.bus.dropped import DroppedMessages
 from shared.bus.messages import decode
 from shared.errors import Unavailable, Undecodable
@@ -27,6 +30,8 @@ from shared.events.codes import FailureCode
 from shared.messages.commands import (
     COMMAND,
     COMMANDS,
+    LEFTOVERS,
+    RELEASE,
     Command,
     CommandAdapter,
     ConfigureTask,
@@ -39,6 +44,8 @@ from shared.messages.commands import (
     StopTask,
     WorkerResult,
 )
+from shared.messages.self_test import SELF_TEST
+from shared.messages.stacks import STACKS
 from shared.service.changes import Changes
 from shared.service.log_lines import concerning, ids
 from shared.tasks.specification import TaskSpec
@@ -382,3 +389,43 @@ class Commands:
     def _fence_text(self, command: Command) -> str:
         fence = self._node.fences[command.task]
         return f"generation {command.generation} of {command.task}; {fence.generation} is the newest"
+
+
+async def listen(bus: Bus, node: str, commands: Commands) -> None:
+    """Take commands for a node from now on."""
+    await bus.serve(f"{COMMANDS}.{node}", commands.serve)
+    await bus.serve(f"{LEFTOVERS}.{node}", functools.partial(commands.serve, kinds=RELEASE))
+
+
+async def answer_questions(bus: Bus, node: str, self_tests: SelfTests, stacks: Stacks) -> None:
+    """Answer from now on whether a node can run ranks, and what its ranks are doing."""
+    await bus.serve(f"{SELF_TEST}.{node}", self_tests.serve)
+    await bus.serve(f"{STACKS}.{node}", stacks.serve)
+
+
+def configure_message(command: ConfigureTask, rank: int, directory: str) -> messages.Configure:
+    """Return the message to the process of a rank.
+
+    Args:
+        command: what is to be formed.
+        rank: the receiver's.
+        directory: where the generation writes.
+    """
+    stage = command.stage
+    return messages.Configure(
+        generation=stage.generation,
+        stage=stage.kind,
+        rank=rank,
+        world_size=stage.layout.world_size,
+        tensor=stage.layout.tensor,
+        pipeline=stage.layout.pipeline,
+        store_host=command.store_host,
+        store_port=command.store_port,
+        members=[[m.rank, m.worker, m.source] for m in sorted(stage.members, key=lambda m: m.rank)],
+        checkpoint=stage.checkpoint,
+        complete=stage.complete,
+        directory=directory,
+        fault_step=command.fault_step,
+        shares=stage.shares,
+        identity=command.identity,
+    )

@@ -10,8 +10,7 @@ from services.agent.files.rank_users import REACHABLE, RankUsers
 from services.agent.supervisor import AGENT, FORK_SERVER, Supervisor
 from shared.errors import UnicronError
 from shared.machine import process_limits
-from shared.machine.parent import watch_parent
-from shared.machine.privacy import hide_memory
+from shared.machine.process import hide_memory, watch_parent
 from shared.service.joining import credential_of, joined, node_name
 from shared.service.log_lines import log_to_stderr
 from shared.settings.model import read_settings

@@ -18,14 +18,13 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from services.agent.machine.visible_devices import CPU, NO_DEVICES
+from services.agent.machine.hardware import CPU, NO_DEVICES
 from services.agent.node.record import RecordFile
 from services.agent.succession import inheritance
-from services.agent.succession.credential_source import CredentialSource
-from services.agent.succession.inheritance import ENDING, LINE_BYTES, Inheritance
+from services.agent.succession.inheritance import ENDING, LINE_BYTES, CredentialSource, Inheritance
 from services.agent.succession.restarts import HANDED_OVER, MAX_RESTARTS, WINDOW_S, Restarts
 from shared.errors import NameInUse, Unavailable
-from shared.machine.parent import PARENT_DEATH_VARIABLE
+from shared.machine.process import PARENT_DEATH_VARIABLE
 from shared.service.joining import CREDENTIAL, CREDENTIAL_FD
 from shared.settings.model import Settings
 from unicron.protocol import environment

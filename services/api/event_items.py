@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 
 from services.api.interface.models import EventRecord
-from services.api.times import iso
+from services.api.text import iso
 from shared.events.union import EVENT_CLASSES, Recorded
 from shared.log.log import recorded
 from shared.log.schema import StoredRow

@@ -28,11 +28,9 @@ from services.api.http.http_policy import HttpPolicy
 from services.api.http.request_metrics import RequestMetrics
 from services.api.live import Live
 from services.api.notices.incident_notices import IncidentNotices
-from services.api.notices.webhook_metrics import WebhookMetrics
+from services.api.notices.webhook import WebhookMetrics
 from services.api.postmortem import page as postmortem_page
 from services.api.routers import (
-    actor,
-    attempts,
     browser,
     costs,
     events,
@@ -41,7 +39,6 @@ from services.api.routers import (
     ids,
     incidents,
     limits,
-    log,
     metrics,
     nodes,
     page,
@@ -79,7 +76,7 @@ ROUTERS = tuple(
     add_to_reads(module.router)
     for module in (
         tasks,
-        attempts,
+        tasks,
         results,
         nodes,
         limits,
@@ -89,11 +86,11 @@ ROUTERS = tuple(
         plans,
         planning,
         events,
-        log,
+        events,
         costs,
         waf,
         ids,
-        actor,
+        browser,
         browser,
         health,
         metrics,

@@ -16,8 +16,15 @@ from pydantic.json_schema import models_json_schema
 
 from services.api.access.browser_sessions import COOKIE
 from services.api.http.problems import Problem
-from services.api.interface.models import DrainRequest, NodeFault, NodeRequest, RankFault, StopOptions
-from services.api.interface.requests import NoteRequest, TaskChange
+from services.api.interface.models import (
+    DrainRequest,
+    NodeFault,
+    NodeRequest,
+    NoteRequest,
+    RankFault,
+    StopOptions,
+    TaskChange,
+)
 from services.api.routing.bodies import REFERENCE
 from shared.planning.standalone import StandaloneProblem
 from shared.tasks.specification import TaskSpec

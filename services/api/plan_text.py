@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.api.flop_text import flop
+from services.api.text import flop
 from shared.events.plans import Problem, Response, SlowWorkers, Solution, Stage, TaskChange, TaskProblem, Trigger
 from shared.events.union import PlanDecided
 from shared.planning.waf import touches, transition_s

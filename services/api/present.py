@@ -13,15 +13,16 @@ from services.api.interface.models import (
     FailureAttempt,
     IncidentFacts,
     Node,
+    NodeDevice,
+    NodeWorker,
     PlanSummary,
     Rank,
     ShownNodeState,
+    SlowWorker,
     StopRefusal,
     Task,
+    TaskWait,
 )
-from services.api.interface.nodes import NodeDevice, NodeWorker
-from services.api.interface.slow_workers import SlowWorker
-from services.api.interface.tasks import TaskWait
 from services.api.live import LiveState
 from services.api.projections.nodes import AGENT_LIVES, AWAY
 from services.api.views.documents import IncidentView, NodeState, NodeView, PlanView, TaskView

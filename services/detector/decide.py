@@ -19,7 +19,7 @@ from services.detector.answers.decision import Decision, Revoke
 from services.detector.answers.incidents import Incidents
 from services.detector.evolve import evolve
 from services.detector.incidents import absences, causes, observations, script_ends
-from services.detector.nodes import drains, isolation, leftovers, lost_nodes, probing, silence
+from services.detector.nodes import drains, isolation, leftovers, probing, silence
 from services.detector.nodes.probing import DETECTOR, ProbeQuestion
 from services.detector.nodes.silence_limits import SilenceLimits
 from services.detector.progress import hangs, standstill
@@ -29,8 +29,7 @@ from services.detector.state.node import MonitoredNode
 from services.detector.state.stalls import StallLimits
 from services.detector.state.unlogged import SelfTestQuestion
 from shared.events.union import Event
-from shared.messages.admission import Answer, Hello
-from shared.messages.departure import Departure, DepartureAnswer
+from shared.messages.admission import Answer, Departure, DepartureAnswer, Hello
 from shared.messages.probes import Outcome
 from shared.messages.self_test import SelfTestResult
 from shared.messages.signals import RECONNECT_GRACE_S, DeviceFailed, Heartbeat, ProcessExited, RankRaised, Signal
@@ -308,7 +307,7 @@ class Monitor:
 
     def _lose(self, decision: Decision, node: MonitoredNode, now: datetime, reason: str, **details: Any) -> None:
         details = {"limit_s": self.limits.node_timeout_s, **details}
-        lost = lost_nodes.node_lost(self.state, node, now=now, reason=reason, **details)
+        lost = silence.node_lost(self.state, node, now=now, reason=reason, **details)
         decision.add(self.state, causes.escalate(self.state, lost, self.limits.escalation))
 
     def _incidents(self, decision: Decision, now: datetime) -> Incidents:

@@ -8,7 +8,7 @@ from typing import Any
 
 from services.detector.incidents.faults import SERVICE
 from services.detector.nodes import isolation
-from services.detector.progress import checkpoint_failures
+from services.detector.progress import recording
 from services.detector.state import anomalies
 from services.detector.state.back_off import reached_step
 from services.detector.state.cluster import DetectorState
@@ -190,7 +190,7 @@ def _checkpointed(state: DetectorState, event: TaskCheckpointed) -> None:
 def _checkpoint_failed(state: DetectorState, event: TaskCheckpointFailed) -> None:
     task = _task(state, event.task)
     task.recorded[event.event_id] = event.generation
-    task.checkpoint_failures.add(checkpoint_failures.kind_of(event.reason))
+    task.checkpoint_failures.add(recording.kind_of(event.reason))
 
 
 def _stopped(state: DetectorState, event: TaskStopped) -> None:

@@ -41,8 +41,17 @@ from shared.events.union import Recorded
 from shared.log.journal import Journal
 from shared.log.own_events import OwnEvents
 from shared.machine.network import network_stack
-from shared.messages.admission import HELLO, HELLO_MESSAGE, INCARNATION, REVOKED, Answer, Revocation
-from shared.messages.departure import DEPARTURE, DEPARTURES, DepartureAnswer
+from shared.messages.admission import (
+    DEPARTURE,
+    DEPARTURES,
+    HELLO,
+    HELLO_MESSAGE,
+    INCARNATION,
+    REVOKED,
+    Answer,
+    DepartureAnswer,
+    Revocation,
+)
 from shared.messages.limits_in_force import LIMITS, LIMITS_REQUEST, LimitsReply, LimitsRequest
 from shared.messages.reachability import ECHO, PUBLISHED_EVERY_S, REACHABILITY, Reachability
 from shared.messages.senders import check_sender, counter_of

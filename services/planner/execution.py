@@ -9,7 +9,7 @@ from typing import Any
 from services.planner.placement.transition_costs import kind_of_change
 from services.planner.state.cluster import HardwareLayout, State, Task, Wait, node_of, without
 from services.planner.state.usable_nodes import usable_workers
-from services.planner.throughput.logged_tables import remembered_tables
+from services.planner.throughput.tables import remembered_tables
 from shared.events.plans import Stage, TaskChange
 from shared.events.union import PlanDecided, StateMoved
 

@@ -22,8 +22,7 @@ from shared.bus.credentials import Credential
 from shared.bus.dropped import DroppedMessages
 from shared.bus.identities import INBOX, inbox_prefix
 from shared.bus.messages import shown
-from shared.bus.nats_client import NatsClient, tls_context
-from shared.bus.refusals import REFUSED_AT_START_PAUSE_S, is_refusal, refused_pauses_s
+from shared.bus.nats_client import REFUSED_AT_START_PAUSE_S, NatsClient, is_refusal, refused_pauses_s, tls_context
 from shared.errors import AccessDenied, NoReceiver, Unavailable, Undecodable
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from shared.bus.messages import Message
+from shared.bus.messages import REASON_CHARACTERS, Message, MessageId, Seconds
 from shared.names import Host, Label, Name
 
 HELLO = "unicron.hello"
@@ -64,3 +64,33 @@ class Revocation(Message):
 HELLO_MESSAGE: TypeAdapter[Hello] = TypeAdapter(Hello)
 ANSWER: TypeAdapter[Answer] = TypeAdapter(Answer)
 REVOCATION: TypeAdapter[Revocation] = TypeAdapter(Revocation)
+
+
+DEPARTURES = "unicron.departures"
+"""Subject of departures (request and reply)."""
+
+
+class Departure(Message):
+    """The sender's node leaves. ``reason``: in words, for people.
+
+    ``drain_s``: once its tasks have moved away, for which they have this time; 0: at once.
+    """
+
+    node: Name
+    incarnation: MessageId
+    reason: Annotated[str, Field(max_length=REASON_CHARACTERS)]
+    drain_s: Seconds = 0.0
+
+
+class DepartureAnswer(Message):
+    """The detector's answer. ``left``: the log says so, or has nothing of this agent. ``wait``: tasks are still there.
+
+    ``detail``: why, for people; of ``wait``, the tasks.
+    """
+
+    verdict: Literal["left", "wait", "refused"]
+    detail: str = ""
+
+
+DEPARTURE: TypeAdapter[Departure] = TypeAdapter(Departure)
+DEPARTURE_ANSWER: TypeAdapter[DepartureAnswer] = TypeAdapter(DepartureAnswer)

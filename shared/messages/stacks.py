@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 from shared.bus.messages import Integer, Message
-from shared.events.evidence_limits import COLLECTIVE_GROUPS, OPERATIONS, STACK_CHARACTERS
+from shared.events.evidence import COLLECTIVE_GROUPS, OPERATIONS, STACK_CHARACTERS
 from shared.model import Model
 from shared.names import Name, WorkerName
 

@@ -22,7 +22,7 @@ from typing import Self
 
 from shared.bus.nats_client import tls_context
 from shared.errors import Unavailable
-from shared.machine.parent import die_with_parent
+from shared.machine.process import die_with_parent
 from shared.model import utc_now
 from shared.server.key_directory import PID_FILE, KeyDirectory
 

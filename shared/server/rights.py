@@ -18,11 +18,10 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from shared.bus.identities import NODE, SERVICES, inbox_prefix, node_identity, node_of
-from shared.messages.admission import ALIVE, HELLO, REVOKED
+from shared.messages.admission import ALIVE, DEPARTURES, HELLO, REVOKED
 from shared.messages.agent_restart import AGENT_RESTART
 from shared.messages.commands import COMMANDS, LEFTOVERS
 from shared.messages.common_time import SUBJECT as TIME
-from shared.messages.departure import DEPARTURES
 from shared.messages.injection import FAULTS
 from shared.messages.limits_in_force import LIMITS
 from shared.messages.node_files import FILES

@@ -28,9 +28,7 @@ from shared.bus.messages import Integer
 from shared.bus.outages import LOG, Outages
 from shared.clock import PROCESS_CLOCK
 from shared.errors import Unavailable, UnicronError
-from shared.machine.collector import collect_seldom
-from shared.machine.parent import watch_parent
-from shared.machine.privacy import hide_memory
+from shared.machine.process import collect_seldom, hide_memory, watch_parent
 from shared.messages import common_time
 from shared.model import Model
 from shared.service import metrics

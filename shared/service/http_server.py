@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from urllib.parse import urlsplit
 
 import uvicorn
 
@@ -58,3 +60,35 @@ def listen(host: str, port: int) -> socket.socket:
         raise Unavailable(f"cannot listen on {host}:{port}: {err.strerror or err}") from err
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections that it accepts inherit it
     return listening
+
+
+class KnownHosts:
+    """This machine's names: its host name, ``localhost``, every address, and what is given.
+
+    A page on another site cannot have an address for its own name.
+    """
+
+    def __init__(self, more: Iterable[str] = ()) -> None:
+        own = {"localhost", socket.gethostname(), socket.getfqdn()}
+        self.names = {name.lower() for name in (*own, *more)}
+
+    def includes(self, header: str) -> bool:
+        """Return whether a ``Host`` header names this machine."""
+        name = _hostname(header)
+        return name in self.names or _is_address(name)
+
+
+def _hostname(header: str) -> str:
+    """Return the name or address in a ``Host`` header, in lower case; empty: it has none."""
+    try:
+        return urlsplit(f"//{header}").hostname or ""
+    except ValueError:  # brackets that do not match
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -20,8 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shared.errors import Unavailable
-from shared.service.http_hosts import KnownHosts
-from shared.service.http_server import HttpServer, listen
+from shared.service.http_server import HttpServer, KnownHosts, listen
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from pydantic_core import PydanticSerializationError
 from shared.bus.outages import LOG
 from shared.errors import UnicronError
 from shared.log.log import EventLog
-from shared.machine.parent import PARENT_DEATH_VARIABLE, watch_parent
+from shared.machine.process import PARENT_DEATH_VARIABLE, watch_parent
 from shared.service.frame import Context
 from shared.service.log_lines import log_to_stderr
 from shared.service.state_snapshots import KeptState, StateSnapshot, StateSnapshots

@@ -6,6 +6,10 @@ that decisions use go into the log (``shared.events.union.ClusterConfigured``).
 
 from __future__ import annotations
 
+import difflib
+import logging
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -18,8 +22,6 @@ from shared.errors import InvalidInput
 from shared.names import Label, Name, host_label
 from shared.settings.endpoints import DEFAULT_SERVER, check_servers, listening
 from shared.settings.escalation import EscalationLimits
-from shared.settings.uids import uid_range
-from shared.settings.unknown import warn_of_slips
 from shared.tasks.specification import CHECKPOINT_URL
 
 Directories = Annotated[str, Field(pattern=r"^\s*(/[^,\x00]*(,\s*/[^,\x00]*)*)?$")]
@@ -388,3 +390,53 @@ def _problems(item: Any) -> list[dict[str, Any]]:
 
 def _text(problems: list[dict[str, Any]]) -> str:
     return "; ".join(f"{p['field']}: {p['problem']} (given: {p['value']!r})" for p in problems)
+
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "UNICRON_"
+
+LIKENESS = 0.9
+"""Ratio (``difflib.SequenceMatcher``) from which a name counts as a slip. No variable that something else reads (ranks,
+tests, the command line) comes so near to a setting."""
+
+
+def slips(environment: Iterable[str], settings: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield each variable that is no setting, and the setting that it is most like, where it is very much like one.
+
+    Args:
+        environment: names of variables.
+        settings: names of settings, as in Python.
+    """
+    known = [f"{PREFIX}{name.upper()}" for name in settings]
+    for name in sorted({name for name in environment if name.startswith(PREFIX)} - {*known}):
+        if found := difflib.get_close_matches(name, known, n=1, cutoff=LIKENESS):
+            yield name, found[0]
+
+
+def warn_of_slips(settings: Iterable[str]) -> None:
+    """Log each slip in the environment of this process."""
+    for name, meant in slips(os.environ, settings):
+        logger.warning("%s is no setting and has no effect; did you mean %s?", name, meant)
+
+
+MAX_UID = 2**32 - 2
+"""Largest user id of Linux; the next one, -1 as an unsigned number, stands for "no change"."""
+
+
+def uid_range(text: str) -> range:
+    """Return the user ids that a text names, ``FIRST-LAST``; none if it is empty.
+
+    Raises:
+        ValueError: not a range of user ids, or one with root's.
+    """
+    if not text:
+        return range(0)
+    first, dash, last = text.partition("-")
+    allowed = f"FIRST-LAST, two user ids from 1 to {MAX_UID}, the smaller one first"
+    if not dash or not all(part.isascii() and part.isdigit() and len(part) <= 10 for part in (first, last)):
+        raise ValueError(f"not {allowed}")
+    found = range(int(first), int(last) + 1)
+    if not found or found.start < 1 or int(last) > MAX_UID:
+        raise ValueError(f"not {allowed}")
+    return found

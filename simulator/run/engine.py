@@ -16,7 +16,7 @@ from services.planner.replay.log_fold import Fold
 from services.planner.timers import Timer, next_timer
 from shared.events.union import ClusterConfigured, Event, NodeJoined, PlanDecided, TaskSubmitted
 from shared.log.log import EventLog
-from shared.machine.collector import seldom_collecting
+from shared.machine.process import seldom_collecting
 from shared.planning.instance import TableCache
 from shared.planning.solver import solve_with_alternatives
 from shared.settings.model import Settings

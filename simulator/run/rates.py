@@ -60,7 +60,7 @@ class Rates:
 def slowdown_of(formation: Formation, slowdowns: Mapping[str, float]) -> float:
     """Return by how much slow nodes hold a task up: its slowest worker does, unless micro-batches are dealt by speed.
 
-    ``services.planner.state.task_deals`` has the same model of what the planner knows; this one is of what is.
+    ``services.planner.state.dealing`` has the same model of what the planner knows; this one is of what is.
     """
     slow = {node for node in slowdowns if node in formation.nodes}
     if not slow:

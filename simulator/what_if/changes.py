@@ -24,9 +24,8 @@ from simulator.policies import POLICIES
 from simulator.policy import Policy
 from simulator.run.measured_times import CHECKPOINT, ChangedTiming
 from simulator.workload_inputs import with_cluster
-from simulator.workloads.cluster_parameters import PARAMETERS
 from simulator.workloads.generators import MAX_NODES
-from simulator.workloads.workload import Workload
+from simulator.workloads.workload import PARAMETERS, Workload
 
 POLICY, SPARES, NODE_TIMEOUT = "policy", "spares", "node_timeout_s"
 

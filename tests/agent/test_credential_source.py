@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.agent.succession.credential_source import CredentialSource
+from services.agent.succession.inheritance import CredentialSource
 from shared.bus import credentials
 from shared.bus.connection import Bus
 from shared.errors import InvalidInput

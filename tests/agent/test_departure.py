@@ -10,8 +10,7 @@ import pytest
 from shared.bus.connection import Bus
 from shared.events.union import NodeDraining, NodeJoined, NodeLeft
 from shared.log.journal import Journal
-from shared.messages.admission import HELLO, Answer
-from shared.messages.departure import DEPARTURES, DepartureAnswer
+from shared.messages.admission import DEPARTURES, HELLO, Answer, DepartureAnswer
 from shared.settings.model import Settings
 from tests.agent.kit import WAIT_S, Driver
 from tests.agent.program import Program, running

@@ -9,8 +9,7 @@ import pynvml
 import pytest
 
 from services.agent.machine import hardware, nvml
-from services.agent.machine.hardware import NodeHardware
-from services.agent.machine.visible_devices import listed
+from services.agent.machine.hardware import NodeHardware, listed
 from shared.errors import NoDevice
 from shared.planning.performance.hardware import names
 from tests.agent.recorded_nvml import COMPILER, RecordedNvml

@@ -25,8 +25,7 @@ from shared.errors import InvalidInput, Unavailable
 from shared.messages.admission import HELLO, Answer
 from shared.messages.node_files import FILES, CheckInputs, unpack
 from shared.service.joining import credential_of
-from shared.settings.model import Settings, read_settings
-from shared.settings.uids import MAX_UID, uid_range
+from shared.settings.model import MAX_UID, Settings, read_settings, uid_range
 from tests.agent import readable
 from tests.agent.kit import SPEC, WAIT_S, Driver, Ear
 from tests.agent.program import AGENT, Program, running

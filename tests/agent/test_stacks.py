@@ -6,9 +6,9 @@ import os
 import signal
 
 from services.agent.agent import Agent
-from services.agent.ranks import stack_text
+from services.agent.ranks import stacks
 from shared.bus.connection import Bus
-from shared.events.evidence_limits import STACK_CHARACTERS
+from shared.events.evidence import STACK_CHARACTERS
 from shared.messages.signals import ProcessExited
 from shared.messages.stacks import MAX_TIMEOUT_S, STACKS, STACKS_REPLY, StacksReply, StacksRequest
 from tests.agent.kit import WAIT_S, Driver, Ear, train
@@ -57,9 +57,9 @@ async def test_a_rank_that_native_code_ends_leaves_its_stack(agent: Agent, drive
 def test_the_thread_that_failed_comes_first_and_long_stacks_are_cut() -> None:
     other = "Thread 0x1 (most recent call first):\n  File a\n"
     text = f"Fatal Python error: Bus error\n\n{other}\nCurrent thread 0x2 (most recent call first):\n  File b\n"
-    found = stack_text.of_fatal_signal(f"{other}\n{text}\nExtension modules: {'x, ' * 9999} (total: 9999)\n")
+    found = stacks.of_fatal_signal(f"{other}\n{text}\nExtension modules: {'x, ' * 9999} (total: 9999)\n")
     assert found.splitlines()[1:3] == ["Current thread 0x2 (most recent call first):", "  File b"]
     assert found.endswith("  File a")
-    assert stack_text.of_fatal_signal(other) == ""
-    assert stack_text.of_request(other + "\n" + text) == other.strip()
-    assert len(stack_text.of_request("  File long\n" * 9999)) == STACK_CHARACTERS
+    assert stacks.of_fatal_signal(other) == ""
+    assert stacks.of_request(other + "\n" + text) == other.strip()
+    assert len(stacks.of_request("  File long\n" * 9999)) == STACK_CHARACTERS

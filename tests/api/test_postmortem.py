@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.api.postmortem import evidence, page, words
-from services.api.postmortem.durations import seconds
 from services.api.postmortem.gather import known, post_mortem
 from services.api.postmortem.injections import can_have_caused, slows_down
 from services.api.postmortem.model import PostMortem, Shortfall
 from services.api.postmortem.standing import headline, standing, todo
+from services.api.postmortem.words import seconds
 from services.api.store.projection_store import Store
 from services.api.store.tables import INCIDENTS
 from services.api.views.documents import ClusterView, NodeState

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.api.postmortem import sentences
+from services.api.postmortem import words
 from services.api.postmortem.counts import count_reasons, unused
 from services.api.postmortem.replanning import replanned
 from shared.events.plans import Problem, TaskProblem
@@ -110,7 +110,7 @@ def test_replanning_gives_what_the_solver_finds_without_the_worker() -> None:
     assert model.assignment == {"a": 4, "b": 3}
     assert model.more.reason == "its specification allows at most 4"
     assert model.kept_flop == pytest.approx(12e12 * 990.0 + 4e12 * 1000.0)
-    assert sentences.replanned(model).startswith("a 4, b 3; all tasks together worth")
+    assert words.replanned(model).startswith("a 4, b 3; all tasks together worth")
 
 
 def test_free_workers_that_would_help_are_given_at_the_next_trigger() -> None:
@@ -126,5 +126,5 @@ def test_required_tasks_for_which_too_little_is_left_are_not_replanned() -> None
     model = replanned("p1", problem, {"a": 4}, "a", 4, 1)
     assert model is not None
     assert model.assignment == {}
-    assert "too few" in sentences.replanned(model)
-    assert "no number of workers that is left is useful" in sentences.fewer(model)
+    assert "too few" in words.replanned(model)
+    assert "no number of workers that is left is useful" in words.fewer(model)

@@ -12,8 +12,7 @@ from contextlib import redirect_stderr
 import pytest
 
 from cli import progress
-from cli.tasks.remaining_time import duration, remaining_s
-from cli.tasks.task_progress import words
+from cli.progress import duration, remaining_s, words
 
 
 @pytest.mark.parametrize(

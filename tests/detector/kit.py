@@ -14,7 +14,7 @@ from services.detector.state.unlogged import SelfTestQuestion
 from services.planner.decide import DECIDER
 from shared.events.plans import Layout, Response, TaskChange, Trigger
 from shared.events.union import ErrorDetected, Event, PlanDecided, StateMoved, TaskProgressed, TaskSubmitted
-from shared.messages.departure import Departure
+from shared.messages.admission import Departure
 from shared.messages.signals import (
     Heartbeat,
     ProcessExited,

@@ -11,8 +11,7 @@ from services.detector.answers.admission import Ask, Liveness
 from services.detector.answers.decision import Revoke
 from services.detector.decide import Monitor
 from shared.events.union import ErrorDetected, NodeJoined, TaskCheckpointed
-from shared.messages.admission import Answer, Hello
-from shared.messages.departure import Departure
+from shared.messages.admission import Answer, Departure, Hello
 from shared.messages.probes import Outcome
 from shared.messages.signals import Heartbeat, WorkerStatus
 from tests.detector.kit import LIMITS, Cluster, at

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.detector.progress.missing_ranks import missing
-from shared.events.evidence_limits import MISSING_COLLECTIVES
+from shared.events.evidence import MISSING_COLLECTIVES
 from shared.messages.stacks import GroupRecord, Operation
 
 

@@ -29,9 +29,8 @@ from shared.events.union import (
     TaskSubmitted,
 )
 from shared.log.journal import Journal
-from shared.messages.admission import HELLO, Hello
+from shared.messages.admission import DEPARTURES, HELLO, Departure, Hello
 from shared.messages.commands import COMMAND, LEFTOVERS, Reply
-from shared.messages.departure import DEPARTURES, Departure
 from shared.messages.signals import HEARTBEATS, SIGNALS, Heartbeat, ProcessExited, RankCheckpointed, WorkerStatus
 from shared.service.joining import credential_of
 from shared.settings.model import Settings

@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.detector.state.progress_gaps import FIRST_STEPS, WARM_UP, WINDOW, GapLimits, HangLimit, ProgressGaps
-from services.detector.state.progress_history import LAYOUTS, ProgressHistory
+from services.detector.state.progress_gaps import (
+    FIRST_STEPS,
+    LAYOUTS,
+    WARM_UP,
+    WINDOW,
+    GapLimits,
+    HangLimit,
+    ProgressGaps,
+    ProgressHistory,
+)
 from shared.events.plans import Layout, TaskChange
 from shared.events.severities import ErrorKind
 from tests.agent.kit import stage

@@ -11,7 +11,7 @@ from services.detector.progress import standstill
 from services.detector.progress.standstill import StacksQuestion
 from services.detector.state.task import Standstill
 from shared.bus.connection import Bus
-from shared.events.evidence_limits import STACK_CHARACTERS, STACKS_CHARACTERS
+from shared.events.evidence import STACK_CHARACTERS, STACKS_CHARACTERS
 from shared.events.severities import ErrorKind
 from shared.events.union import ErrorDetected
 from shared.log.journal import Journal

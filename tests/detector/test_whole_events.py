@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.detector.incidents.exits import exit_name
+from services.detector.state.error_classes import exit_name
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import TaskFailed
 from tests.detector.kit import START, Cluster, at, grow_plan, lose, only_error, restart_plan, timed

@@ -12,6 +12,9 @@ from shared.bus.identities import SERVICES
 from shared.messages.admission import (
     ALIVE,
     ANSWER,
+    DEPARTURE,
+    DEPARTURE_ANSWER,
+    DEPARTURES,
     HELLO,
     HELLO_MESSAGE,
     REVOCATION,
@@ -30,7 +33,6 @@ from shared.messages.agent_restart import (
 from shared.messages.commands import COMMAND, COMMANDS, LEFTOVERS, RELEASE, REPLY, DrainTask, HoldTask, StopTask
 from shared.messages.common_time import SUBJECT as TIME
 from shared.messages.common_time import TIME_REPLY, TimeReply
-from shared.messages.departure import DEPARTURE, DEPARTURE_ANSWER, DEPARTURES
 from shared.messages.limits_in_force import LIMITS, LIMITS_REPLY, LIMITS_REQUEST, LimitsReply, LimitsRequest, NodeLimits
 from shared.messages.node_files import (
     FILES,

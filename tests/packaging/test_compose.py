@@ -17,8 +17,7 @@ from shared.bus import credentials
 from shared.bus.identities import node_identity
 from shared.server.key_directory import KeyDirectory
 from shared.service.frame import AGENT
-from shared.settings.model import Settings, read_settings
-from shared.settings.uids import uid_range
+from shared.settings.model import Settings, read_settings, uid_range
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docker-compose.yml").read_text()

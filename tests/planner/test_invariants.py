@@ -11,8 +11,7 @@ from services.planner.decide import DECIDER
 from services.planner.problem.problem import available_workers
 from services.planner.replay.replay import Replayer, verify_records
 from services.planner.state.cluster import State, node_of
-from services.planner.throughput.logged_tables import table_problems
-from services.planner.throughput.tables import table_of
+from services.planner.throughput.tables import table_of, table_problems
 from shared.events.plans import Problem, Solution, Stage, TaskChange
 from shared.events.severities import ErrorKind, Severity
 from shared.events.union import PlanDecided

@@ -14,7 +14,7 @@ import pytest
 from shared.bus import credentials
 from shared.bus.connection import Bus
 from shared.bus.credentials import new_seed
-from shared.bus.refusals import refused_pauses_s
+from shared.bus.nats_client import refused_pauses_s
 from shared.errors import AccessDenied
 from tests.nats_server import OpenServer
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from shared.events import evidence_limits
+from shared.events import evidence
 from unicron.link import flight_record, reporting
 
 
 def test_a_training_process_keeps_the_limits_of_the_services() -> None:
-    assert reporting.TRACEBACK_CHARACTERS == evidence_limits.TRACEBACK_CHARACTERS
-    assert reporting.DETAIL_CHARACTERS == evidence_limits.DETAIL_CHARACTERS
-    assert flight_record.MOST_GROUPS == evidence_limits.COLLECTIVE_GROUPS
-    assert flight_record.MOST_WAITS == evidence_limits.OPERATIONS
+    assert reporting.TRACEBACK_CHARACTERS == evidence.TRACEBACK_CHARACTERS
+    assert reporting.DETAIL_CHARACTERS == evidence.DETAIL_CHARACTERS
+    assert flight_record.MOST_GROUPS == evidence.COLLECTIVE_GROUPS
+    assert flight_record.MOST_WAITS == evidence.OPERATIONS

@@ -9,8 +9,7 @@ import pytest
 
 from shared.errors import InvalidInput
 from shared.planning.standalone import StandaloneProblem
-from shared.settings.model import Settings
-from shared.settings.unknown import slips
+from shared.settings.model import Settings, slips
 from shared.tasks.specification import MOST_REPORTED, load_spec
 from shared.unknown_names import nearest, unknown_field_of
 

@@ -17,7 +17,7 @@ from services.planner.replay.replay import Replayer
 from shared.errors import InvalidInput
 from simulator.what_if.changes import KEYS, parse_changes
 from simulator.what_if.simulation import HistoryComparison, compare_histories
-from simulator.workloads.cluster_parameters import PARAMETERS
+from simulator.workloads.workload import PARAMETERS
 from tests.logs.kit import Row, golden_log, read_rows, restore
 
 

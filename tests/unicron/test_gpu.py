@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from services.agent.machine import hardware
-from services.agent.machine.visible_devices import VISIBLE_VARIABLE
+from services.agent.machine.hardware import VISIBLE_VARIABLE
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import ON_ONE_DEVICE, Agent, agent
 from tests.unicron.test_contract_courses import DP2, DP3, NCCL, PP, TP, Course, CourseFault, follow

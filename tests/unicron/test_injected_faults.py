@@ -74,8 +74,8 @@ def test_a_spike_changes_what_one_step_reports() -> None:
 def test_a_slow_rank_sleeps_after_its_passes_until_it_is_as_fast_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
     slept: list[float] = []
-    monkeypatch.setattr("unicron.process.fault_effects.time.monotonic", lambda: now_s)
-    monkeypatch.setattr("unicron.process.fault_effects.time.sleep", slept.append)
+    monkeypatch.setattr("unicron.process.faults.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("unicron.process.faults.time.sleep", slept.append)
     faults = injector(Inject(id="f", kind="slow", argument="3", step=2))
     for step in (1, 2, 3):
         begin(faults, step)

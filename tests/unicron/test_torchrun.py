@@ -10,7 +10,7 @@ import pytest
 
 from tests.unicron.zygote import environment as environment_of_tests
 from unicron.link import torchrun
-from unicron.link.standalone import standalone_generation
+from unicron.link.torchrun import standalone_generation
 from unicron.protocol import environment
 from unicron.protocol.messages import Configure
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from shared.messages.admission import Departure, DepartureAnswer
 from shared.messages.commands import ConfigureTask, OpenStore, Prepare, ReleaseTask, Reply, WorkerResult
-from shared.messages.departure import Departure, DepartureAnswer
 from shared.messages.self_test import SelfTest, SelfTestResult
 from shared.messages.signals import (
     DeviceFailed,

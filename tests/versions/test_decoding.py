@@ -19,8 +19,8 @@ from shared.events.codes import FailureCode
 from shared.events.plans import TaskChange
 from shared.events.union import TaskSubmitted
 from shared.log.writing import draft
+from shared.messages.admission import DEPARTURE, DEPARTURE_ANSWER
 from shared.messages.commands import COMMAND, REPLY, Prepare
-from shared.messages.departure import DEPARTURE, DEPARTURE_ANSWER
 from shared.messages.self_test import SELF_TEST_REQUEST, SELF_TEST_RESULT
 from shared.messages.signals import HEARTBEAT, PHASES, SIGNAL, RankRaised
 from shared.model import Model

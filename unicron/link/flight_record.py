@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 MOST_GROUPS = 64
-"""Groups in one report; see ``COLLECTIVE_GROUPS`` in ``shared.events.evidence_limits``."""
+"""Groups in one report; see ``COLLECTIVE_GROUPS`` in ``shared.events.evidence``."""
 
 MOST_WAITS = 8
 """Collectives of one group in one report; see ``OPERATIONS`` there."""

@@ -13,7 +13,7 @@ import traceback
 from types import FrameType
 
 MOST_CHARACTERS = 8 * 1024
-"""See ``STACK_CHARACTERS`` in ``shared.events.evidence_limits``."""
+"""See ``STACK_CHARACTERS`` in ``shared.events.evidence``."""
 
 
 def of_other_threads() -> str:

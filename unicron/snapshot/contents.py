@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,11 +11,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from unicron.megatron.optimizer import torch_optimizers
+from unicron.protocol import environment
 from unicron.snapshot import files
 from unicron.snapshot.files import Snapshot
 from unicron.state.chunks import StateChunk, dtype_of
+from unicron.state.rank_state import RankState
 from unicron.state.transfer import AvailableState
 from unicron.state.user_chunks import is_users
+from unicron.state.user_state import Record
 
 DOCUMENT_ROOM = 4
 """Room for the packed part of the user's state, as a multiple of its size when the generation takes its first snapshot.
@@ -74,3 +80,16 @@ def states_of(snapshot: Snapshot) -> tuple[AvailableState, AvailableState]:
         into[chunk] = flat.view(chunk.shape) if chunk.is_whole else flat
     digest = bytes.fromhex(snapshot.digest)
     return AvailableState(snapshot.step, digest, values), AvailableState(snapshot.step, digest, users)
+
+
+def addresses_of(rank_state: RankState, record: Record | None) -> list[int]:
+    """Return the addresses of tensors that an optimizer, or the user, may replace by new ones."""
+    states = (state for one in torch_optimizers(rank_state.optimizer) for state in one.state.values())
+    found = [value.data_ptr() for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    return found if record is None else [*found, *(value.data_ptr() for value in record.chunks.values())]
+
+
+def identity() -> str:
+    """Return a digest of the task's specification, in which tasks of the same name differ."""
+    path = os.environ.get(environment.SPEC, "")
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path and Path(path).is_file() else ""

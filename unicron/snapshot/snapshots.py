@@ -27,10 +27,9 @@ from unicron.link.waiting import Wait
 from unicron.megatron.parallel import data_group, model_coordinate
 from unicron.protocol import environment
 from unicron.snapshot import files
-from unicron.snapshot.contents import Document, read_states
+from unicron.snapshot.contents import Document, addresses_of, identity, read_states
 from unicron.snapshot.files import SnapshotMeta
 from unicron.snapshot.interval import KEEP, Every, Interval, StepTimes, best_exponent, loss_mtbf_s
-from unicron.snapshot.origin import addresses_of, identity
 from unicron.snapshot.partners import Location, copied_shares, is_replicated, partners
 from unicron.snapshot.taker import SnapshotTaker
 from unicron.snapshot.transport import Receiver, Sender

@@ -10,7 +10,7 @@ from services.agent.cluster.signals import SignalQueue
 from shared.bus.connection import Bus
 from shared.bus.messages import decode
 from shared.errors import Unavailable, Undecodable
-from shared.messages.departure import DEPARTURE_ANSWER, DEPARTURES, Departure
+from shared.messages.admission import DEPARTURE_ANSWER, DEPARTURES, Departure
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 from services.agent.machine.address import NodeAddress
 from services.agent.machine.device_watch import DeviceWatch
+from services.agent.machine.hardware import CPU
 from services.agent.machine.proc import children_cpu_s, scheduled, usage
-from services.agent.machine.visible_devices import CPU
 from services.agent.node.process import CHILDREN_AFTER_S, Process
 from services.agent.node.slots import Node
 from shared.bus.connection import Bus

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from shared.errors import InvalidInput, Unavailable
-from shared.settings.uids import uid_range
+from shared.settings.model import uid_range
 
 NEEDED = {0: "CAP_CHOWN", 5: "CAP_KILL", 6: "CAP_SETGID", 7: "CAP_SETUID"}
 """What the supervisor and its children need: bit of the capability (linux/capability.h) -> name. The first gives each

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from services.agent.files.rank_users import RankUsers
 from shared.errors import Unavailable
-from shared.events.evidence_limits import LAST_OUTPUT_BYTES
+from shared.events.evidence import LAST_OUTPUT_BYTES
 from shared.tasks.specification import TaskSpec
 
 SHARED_MODE = 0o1770

@@ -13,10 +13,11 @@ from datetime import datetime
 from typing import Any
 
 from services.agent.machine.proc import Scheduled, starved_s
-from services.agent.node import report_text
+from services.agent.node import slots
 from services.agent.node.process import Process
 from services.agent.node.step_window import step_report
 from shared.bus.messages import MAX_SECONDS
+from shared.events.evidence import DETAIL_CHARACTERS, TRACEBACK_CHARACTERS
 from shared.events.union import derived_id
 from shared.messages.signals import (
     ProcessExited,
@@ -222,7 +223,7 @@ class Node:
                 process.resumed = replace(message, phases=phases)
                 process.step, process.progress_at_s = message.step, at_s
             case messages.Raised() if message.generation >= process.generation or _refuses_to_start(process, message):
-                process.raised = report_text.storable(message)
+                process.raised = slots.storable(message)
                 return [self._raised(process, process.raised, now)]
             case messages.Identified() | messages.Checkpointed() | messages.CheckpointFailed():
                 return [self._reported(process, message, now)]
@@ -232,7 +233,7 @@ class Node:
                 process.stopped, process.ending, process.step = message, True, message.step
                 return signals
             case messages.StopRefused():
-                process.stop_refused = replace(message, reason=report_text.encodable(message.reason))
+                process.stop_refused = replace(message, reason=slots.encodable(message.reason))
                 process.step = message.step
             case messages.Finished(ended=False):
                 process.result, process.step = message, message.step
@@ -313,7 +314,7 @@ class Node:
                 return RankIdentified(**about, identity=message.identity)
             case messages.Checkpointed():
                 return RankCheckpointed(**about, path=message.path)
-        return RankCheckpointFailed(**about, reason=report_text.encodable(message.reason))
+        return RankCheckpointFailed(**about, reason=slots.encodable(message.reason))
 
     def _stopped(self, process: Process, message: messages.Stopped, now: datetime) -> Signal:
         about = self._about(process, now, generation=message.generation, step=message.step)
@@ -394,3 +395,19 @@ def _status(process: Process, at_s: float, process_state: str | None, schedule: 
 def _refuses_to_start(process: Process, message: messages.Raised) -> bool:
     """Return whether a process reports that it cannot run its task, before any generation (the message's is 0)."""
     return message.kind == messages.REFUSED and not process.configured
+
+
+def storable(message: messages.Raised) -> messages.Raised:
+    """Return the message cut to its limits, without lone surrogates: an error quotes any text; UTF-8 has none."""
+    error, parameter = encodable(message.error), encodable(message.parameter)
+    detail = encodable(message.detail[:DETAIL_CHARACTERS])
+    traceback = encodable(message.traceback[-TRACEBACK_CHARACTERS:])
+    limit = encodable(message.limit[:DETAIL_CHARACTERS])
+    difference = encodable(message.difference[:DETAIL_CHARACTERS])
+    shortened = replace(message, error=error, detail=detail, traceback=traceback, parameter=parameter)
+    return replace(shortened, limit=limit, difference=difference)
+
+
+def encodable(text: str) -> str:
+    """Return a text without lone surrogates."""
+    return text.encode("utf-8", "replace").decode()

@@ -21,11 +21,11 @@ from pydantic import ValidationError
 from services.agent.machine.proc import handles, process_state, waits_in
 from services.agent.node.process import Process
 from services.agent.node.slots import Node
-from services.agent.ranks import stack_text
+from services.agent.ranks import stacks
 from shared.bus.dropped import DroppedMessages
 from shared.bus.messages import decode
 from shared.errors import Undecodable
-from shared.events.evidence_limits import COLLECTIVE_GROUPS, OPERATIONS, STACK_CHARACTERS
+from shared.events.evidence import COLLECTIVE_GROUPS, OPERATIONS, STACK_CHARACTERS
 from shared.messages.stacks import (
     STACKS,
     STACKS_REQUEST,
@@ -134,7 +134,7 @@ class Stacks:
                 while size <= 0 or os.stat(path).st_size != size:
                     size = os.stat(path).st_size
                     await asyncio.sleep(LOOK_S)
-        return stack_text.of_request(read(path))
+        return stacks.of_request(read(path))
 
     async def _answer(self, process: Process, timeout_s: float) -> messages.Groups | None:
         """Ask a rank; return what it says, None if it does not answer."""
@@ -180,3 +180,31 @@ def _records(groups: list[list[Any]]) -> list[GroupRecord] | None:
         ]
     except (ValidationError, ValueError, TypeError):
         return None
+
+
+FATAL = "Fatal Python error: "
+"""How the text of a fatal signal begins."""
+
+_CURRENT = "Current thread "
+_AFTER = "\nExtension modules: "
+"""What follows the threads of a fatal signal, and is long."""
+
+
+def of_request(text: str) -> str:
+    """Return the stacks that a process wrote on request, that of the thread which wrote them first."""
+    return _ordered(text.partition(FATAL)[0])
+
+
+def of_fatal_signal(text: str) -> str:
+    """Return the stacks that a fatal signal wrote, that of the thread which got it first; empty: there was none."""
+    _, found, fatal = text.rpartition(FATAL)
+    if not found:
+        return ""
+    reason, _, threads = fatal.partition(_AFTER)[0].partition("\n")
+    return f"{FATAL}{reason}\n{_ordered(threads)}"[:STACK_CHARACTERS]
+
+
+def _ordered(text: str) -> str:
+    blocks = [block.strip("\n") for block in text.split("\n\n") if block.strip()]
+    blocks.sort(key=lambda block: not block.startswith(_CURRENT))  # stable: the others keep their order
+    return "\n\n".join(blocks)[:STACK_CHARACTERS]

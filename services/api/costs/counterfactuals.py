@@ -11,7 +11,7 @@ from datetime import datetime
 
 from services.api.interface.costs import Counterfactual, IncidentCost
 from services.api.views.documents import Impact, IncidentView, PlanView
-from services.api.views.other_answers import OtherAnswers, RestartCost, SolverPlan, StoodStill
+from services.api.views.incident_parts import OtherAnswers, RestartCost, SolverPlan, StoodStill
 from shared.events.severities import Severity
 
 _RESTART = [

@@ -20,7 +20,7 @@ from anyio import to_process
 from fastapi import Request
 
 from shared.errors import Busy, TimeLimit, TooManyRequests
-from shared.machine.parent import die_with_parent
+from shared.machine.process import die_with_parent
 
 LIMIT_S = 20.0
 """Longest duration of a computation, and longest wait for a process: clients and proxies give up after 30 to 60 s. The

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.api.http.methods import CHANGES, allowed_methods, answer_head
 from services.api.http.problems import problem_response
 from shared.errors import InvalidInput, UnicronError
-from shared.service.http_hosts import KnownHosts
+from shared.service.http_server import KnownHosts
 
 CONTENT_TYPES = ("application/json", "application/yaml", "application/x-yaml", "application/merge-patch+json")
 """The types that bodies may have. A browser asks the server for permission before it sends one of them for another

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from services.api.times import Time
+from services.api.text import Time
 from shared.events.severities import ErrorKind, Severity
 
 

@@ -5,22 +5,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.api.interface.costs import Counterfactual, IncidentCost
-from services.api.interface.nodes import NodeDevice, NodeWorker
-from services.api.interface.tasks import CheckpointFailure as CheckpointFailure
-from services.api.interface.tasks import StopRefusal as StopRefusal
-from services.api.interface.tasks import TaskWait
-from services.api.times import Time
+from services.api.text import Time
 from services.api.views.documents import Milestone, NodeState, PlanState, Result
 from services.api.views.incident_parts import FailureAttempt as FailureAttempt
 from shared.events.plans import Layout, Response, Trigger
+from shared.events.request_events import NoteText
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import Observation
-from shared.tasks.specification import TaskSpec, TaskState
+from shared.tasks.specification import Count, TaskSpec, TaskState
 
 T = TypeVar("T")
 
@@ -384,3 +381,114 @@ class EndedSessions(BaseModel):
     """Answer to the request to end sessions. ``ended``: how many there were."""
 
     ended: int
+
+
+class NodeWorker(BaseModel):
+    """A worker slot. ``slowdown``: as of a rank; the newest that was measured, whatever it does now.
+
+    ``device``: of ``devices`` of the node; null: the worker has none, or its agent has not said yet which.
+    """
+
+    worker: str
+    task: str | None
+    rank: int | None
+    state: str
+    slowdown: float = 1.0
+    device: int | None = None
+
+
+class NodeDevice(BaseModel):
+    """A device of a node. ``device``: NVML's index. ``notes``: what is unusual and breaks nothing, in words.
+
+    ``faults``: how often each fault has come since the agent started: Xid codes (``xid-79``) and conditions. ``name``:
+    of the product. ``memory_bytes``: all that it has. ``driver``: version. ``workers``: that have the device or a part
+    of it. ``temperature_c``, ``utilisation_percent`` (of the time in which a kernel ran), ``memory_used_bytes``: at the
+    agent's newest look, every 5 s. Null: the driver does not say.
+    """
+
+    device: int
+    uuid: str
+    notes: list[str]
+    faults: dict[str, int]
+    name: str = ""
+    workers: list[str] = Field(default_factory=list)
+    memory_bytes: int | None = None
+    driver: str = ""
+    temperature_c: int | None = None
+    utilisation_percent: int | None = None
+    memory_used_bytes: int | None = None
+
+
+class SlowWorker(BaseModel):
+    """A slowdown of a worker. The task trains on, so it is no incident.
+
+    ``slowdown``: own compute time over that of its peers, as measured last; ``worst``: the largest. ``task``,
+    ``generation``, ``rank``, ``step``: in which it was found. ``ended``: why it is over, in words; null: it is not.
+    ``plans``: that answered it. ``position``: of the event that found it in the log.
+    """
+
+    id: str
+    worker: str
+    node: str
+    task: str
+    generation: int
+    rank: int | None
+    step: int
+    slowdown: float
+    worst: float
+    found_at: Time
+    ended_at: Time | None
+    ended: str | None
+    plans: list[str]
+    evidence: dict[str, Any]
+    position: int
+
+
+class CheckpointFailure(BaseModel):
+    """A checkpoint that could not be written. ``worker``: the one that reported it."""
+
+    step: int
+    worker: str
+    reason: str
+    at: Time
+
+
+class StopRefusal(BaseModel):
+    """Why a task has not stopped as asked: the checkpoint of ``step`` could not be written."""
+
+    step: int
+    reason: str
+    at: Time
+
+
+class TaskWait(BaseModel):
+    """Why no process of a task is started. ``until``: when that ends by itself; null: when an operator resumes it."""
+
+    reason: str
+    until: Time | None
+
+
+class WorkersChange(BaseModel):
+    """``min``, ``max``: of the task's workers; ``max`` null: any number. What is left out stays."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    min: Count = 1
+    max: Count | None = None
+
+
+class TaskChange(BaseModel):
+    """A JSON merge patch (RFC 7396) of a task's specification. What is left out stays."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    workers: WorkersChange = WorkersChange()
+
+
+class NoteRequest(BaseModel):
+    """A note about an incident."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: NoteText

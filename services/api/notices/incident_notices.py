@@ -22,8 +22,7 @@ from pydantic import Field, ValidationError
 
 from services.api.costs.report import incident_cost
 from services.api.gateway import Gateway
-from services.api.notices.webhook import Delivery, Webhook, read_secret
-from services.api.notices.webhook_metrics import WebhookMetrics
+from services.api.notices.webhook import Delivery, Webhook, WebhookMetrics, read_secret
 from services.api.store.accounts import Accounts
 from services.api.store.readers import ViewReader
 from services.api.store.tables import INCIDENTS, TASKS

@@ -13,10 +13,13 @@ import hashlib
 import hmac
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.metrics_core import Metric
 from tenacity import (
     AsyncRetrying,
     RetryCallState,
@@ -26,8 +29,8 @@ from tenacity import (
     wait_random,
 )
 
-from services.api.notices.webhook_metrics import WebhookMetrics
 from shared.errors import InvalidInput, Unavailable
+from shared.service.metrics import StateMetrics, gauge
 
 logger = logging.getLogger(__name__)
 
@@ -147,3 +150,43 @@ class Webhook:
         self._metrics.failed()
         if state.attempt_number == 1 and isinstance(error, NotDelivered):
             logger.warning("webhook: not delivered: %s; it is sent again", error.detail)
+
+
+class WebhookMetrics:
+    """Takes note of requests to the webhook.
+
+    Args:
+        registry: of the process.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._began_s: float | None = None
+        self._requests = Counter(
+            "unicron_webhook_requests_total",
+            "Requests to the webhook that are done with.",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in ("delivered", "given-up"):
+            self._requests.labels(outcome)
+        self._failures = Counter(
+            "unicron_webhook_failures_total", "Attempts that the receiver did not take.", registry=registry
+        )
+        registry.register(StateMetrics(self._read))
+
+    def begun(self, at_s: float) -> None:
+        """Take note of a request. ``at_s``: the time of the monotonic clock."""
+        self._began_s = at_s
+
+    def failed(self) -> None:
+        """Take note of an attempt that has failed."""
+        self._failures.inc()
+
+    def ended(self, outcome: str) -> None:
+        """Take note that a request is done with."""
+        self._began_s = None
+        self._requests.labels(outcome).inc()
+
+    def _read(self) -> Iterator[Metric]:
+        waits_s = 0.0 if self._began_s is None else time.monotonic() - self._began_s
+        yield gauge("unicron_webhook_waiting_seconds", "For how long the present request has been tried.", waits_s)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from services.api.flop_text import flop
 from services.api.postmortem.model import CountReason, OtherCount
+from services.api.text import flop
 from shared.events.plans import Problem, Solution, TaskProblem
 from shared.planning.waf import term
 

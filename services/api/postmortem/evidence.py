@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from services.api.postmortem.durations import seconds
 from services.api.postmortem.model import RankState
+from services.api.postmortem.words import seconds
 
 _TEXTS = {"stack": "stack at the signal", "traceback": "traceback", "last_output": "last lines of its output"}
 """Entries of several lines, with their headings."""

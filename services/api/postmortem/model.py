@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from services.api.interface.models import Incident
-from services.api.times import Time
+from services.api.text import Time
 
 
 class Moment(BaseModel):

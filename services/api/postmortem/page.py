@@ -10,11 +10,11 @@ from typing import Any
 
 import jinja2
 
-from services.api.flop_text import flop
-from services.api.postmortem import evidence, sentences, words
-from services.api.postmortem.durations import clock, seconds, taken
+from services.api.postmortem import evidence, words
 from services.api.postmortem.model import PostMortem
 from services.api.postmortem.slow_model import SlowWorkerPostMortem
+from services.api.postmortem.words import clock, seconds, taken
+from services.api.text import flop
 
 
 def html(found: PostMortem | SlowWorkerPostMortem) -> str:
@@ -40,7 +40,7 @@ def _terms(found: PostMortem | SlowWorkerPostMortem) -> dict[str, Any]:
         "sources": words.SOURCES,
     }
     if isinstance(found, PostMortem):
-        terms["failure_worker_s"] = sentences.failure_worker_s(found.incident.cost)
+        terms["failure_worker_s"] = words.failure_worker_s(found.incident.cost)
     else:
         terms["plans_in_short"] = ", ".join(f"plan {plan.id}" for plan in found.plans) or "no plan has answered it"
     return terms
@@ -74,10 +74,10 @@ def _environment() -> jinja2.Environment:
     )
     made.filters |= {"flop": flop, "seconds": seconds, "clock": clock, "taken": taken, "cell": cell, "fenced": fenced}
     made.filters |= {
-        "fewer": sentences.fewer,
-        "replanned": sentences.replanned,
-        "difference": sentences.difference,
-        "happened": sentences.happened,
+        "fewer": words.fewer,
+        "replanned": words.replanned,
+        "difference": words.difference,
+        "happened": words.happened,
     }
     return made
 

@@ -11,13 +11,13 @@ from services.api.postmortem import timeline
 from services.api.postmortem.alike import EXAMINED, SHOWN, shown
 from services.api.postmortem.course import course
 from services.api.postmortem.decided import Answers, answers, decided
-from services.api.postmortem.durations import clock, seconds
 from services.api.postmortem.injections import injected, slows_down
 from services.api.postmortem.model import Injection
 from services.api.postmortem.slow_cost import cost, pace
 from services.api.postmortem.slow_course import Outcome, evidence_steps, is_part, outcome, phases, time_of_step
 from services.api.postmortem.slow_model import SlowWorkerPostMortem
 from services.api.postmortem.timeline import between_s
+from services.api.postmortem.words import clock, seconds
 from services.api.store.readers import ViewReader
 from services.api.store.tables import INCIDENTS, SLOWDOWNS
 from services.api.views.documents import ClusterView, IncidentView

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from services.api.interface.models import Incident
-from services.api.postmortem.durations import clock, seconds
 from services.api.postmortem.model import Shortfall
 from services.api.postmortem.timeline import between_s
-from services.api.postmortem.words import ADVICE
+from services.api.postmortem.words import ADVICE, clock, seconds
 from services.api.views.documents import NodeState, SpanView, TaskView
 from shared.events.severities import ErrorKind, Severity
 from shared.tasks.specification import ENDED

@@ -7,8 +7,7 @@ from typing import Any
 
 from services.api.costs.counterfactuals import other_answers_to
 from services.api.views.documents import Impact, IncidentView, Views
-from services.api.views.incident_parts import Attempt, with_duration
-from services.api.views.other_answers import OtherAnswers
+from services.api.views.incident_parts import Attempt, OtherAnswers, with_duration
 from shared.events.evidence import Evidence
 from shared.events.union import ErrorDetected, IncidentObserved, PlanDecided, Recorded
 from shared.tasks.specification import TaskState

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, status
 from fastapi.responses import HTMLResponse
+from pydantic import BaseModel
 
 from services.api.access.access import LINKS, Who
 from services.api.access.browser_sessions import SESSION_S, cookie_name
@@ -75,3 +76,19 @@ async def end(
     if everybody:
         who.require(Scope.OPERATE)
     return EndedSessions(ended=await api.sessions.end(None if everybody else who.name))
+
+
+router = APIRouter(tags=["browser"])
+
+
+class ActorShown(BaseModel):
+    """Who sends a request. ``name``: as the log and the owners of tasks have it; ``scope``: what they may do."""
+
+    name: str
+    scope: Scope
+
+
+@router.get("/v1/actor", responses=PROBLEMS)
+async def actor(who: Who) -> ActorShown:
+    """Show who you are to the server, and what you may do."""
+    return ActorShown(name=who.name, scope=who.scope)

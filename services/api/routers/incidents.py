@@ -13,8 +13,7 @@ from services.api.access.access import Submitter
 from services.api.costs.counterfactuals import counterfactuals
 from services.api.costs.report import incident_cost
 from services.api.gateway import Api, Gateway, as_text
-from services.api.interface.models import Incident, IncidentAmounts, IncidentFacts, Page
-from services.api.interface.requests import NoteRequest
+from services.api.interface.models import Incident, IncidentAmounts, IncidentFacts, NoteRequest, Page
 from services.api.last_output import last_output
 from services.api.postmortem.gather import Known, known, lateness, post_mortem
 from services.api.postmortem.model import PostMortem
@@ -41,7 +40,7 @@ from services.api.store.accounts import Accounts
 from services.api.store.readers import ViewReader
 from services.api.store.tables import INCIDENTS
 from services.api.views.documents import ClusterView
-from services.api.views.other_answers import OtherAnswers
+from services.api.views.incident_parts import OtherAnswers
 from shared.model import utc_now
 
 router = APIRouter(prefix="/v1/incidents", tags=["incidents"], responses=PROBLEMS)

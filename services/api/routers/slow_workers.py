@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Response
 
 from services.api.gateway import Api
-from services.api.interface.models import Page
-from services.api.interface.slow_workers import SlowWorker
+from services.api.interface.models import Page, SlowWorker
 from services.api.postmortem.slow import KnownSlowdown, known_slowdown, slow_post_mortem
 from services.api.postmortem.slow_model import SlowWorkerPostMortem
 from services.api.routing import conditional, postmortem_pages

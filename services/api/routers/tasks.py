@@ -13,11 +13,11 @@ from fastapi.responses import StreamingResponse
 from services.api import present
 from services.api.access.access import Submitter
 from services.api.gateway import Api, Gateway, as_text
-from services.api.interface.models import Page, StopOptions, Stopping, Task
-from services.api.interface.requests import TaskChange
+from services.api.interface.models import Attempt, Page, StopOptions, Stopping, Task, TaskChange
 from services.api.output.logs import LastLines, OutputReader, json_line, plain_line
 from services.api.output.owners import OutputOwners, output_owners
 from services.api.output.search import OutputSearch
+from services.api.projections.requests import attempt_of
 from services.api.requests import task_requests
 from services.api.routing import conditional
 from services.api.routing.bodies import SMALL_BODY_BYTES, decoded, described, options, parsed_json, read_body
@@ -37,8 +37,9 @@ from services.api.routing.parameters import (
     times,
 )
 from services.api.store.readers import ViewReader
-from services.api.store.tables import DELETED, TASKS
+from services.api.store.tables import ATTEMPTS, DELETED, TASKS
 from services.api.views.documents import TaskView
+from services.api.views.task_parts import attempt_key
 from shared.bus.messages import Time
 from shared.errors import InvalidInput, NotFound
 from shared.tasks.specification import ENDED, MAX_SPEC_BYTES, TaskSpec, TaskState, load_spec, parse_spec
@@ -260,3 +261,23 @@ async def _lines(
     async with aclosing(reader.read(going_on=going_on)) as entries:
         async for entry in entries:
             yield json_line(entry) if as_json else plain_line(entry, named=rank is None)
+
+
+router = APIRouter(prefix="/v1/tasks", tags=["tasks"], responses=PROBLEMS)
+
+
+@router.get("/{name}/attempts", response_model=Page[Attempt], responses=NAMED)
+async def attempts(name: TaskName, api: Api, limit: Limit = 100, cursor: Cursor = 0) -> Response:
+    """List the submissions of the name in their order, what became of each, and the present one last."""
+    live = api.live.state()
+
+    def answer(views: ViewReader) -> str:
+        task = views.find(TASKS, name)
+        numbers = range(cursor + 1, min(cursor + limit + 1, task.attempt) + 1)
+        earlier = views.several(ATTEMPTS, [attempt_key(name, number) for number in numbers if number < task.attempt])
+        found = [earlier[attempt_key(name, n)] if n < task.attempt else attempt_of(task) for n in numbers]
+        now = present.task(task, live)
+        items = [as_text(present.attempt(one, now if one.number == task.attempt else None)) for one in found]
+        return page_json(items, list(numbers), limit)
+
+    return await api.answer(answer)

@@ -10,9 +10,8 @@ from typing import Any
 
 from pydantic import Field
 
-from services.api.views.incident_parts import Acknowledgement, Attempt, Note, Usual
+from services.api.views.incident_parts import Acknowledgement, Attempt, Note, OtherAnswers, Usual
 from services.api.views.observed_views import OpenAnomaly, SlowdownView, SlowWorker
-from services.api.views.other_answers import OtherAnswers
 from services.api.views.task_parts import AttemptView, TaskWait, Weighting, weighted_steps
 from services.api.views.task_parts import CheckpointFailure as CheckpointFailure
 from services.api.views.task_parts import RateSample as RateSample

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from services.detector.incidents.faults import SERVICE
-from services.detector.progress import checkpoint_failures, recording
+from services.detector.progress import recording
 from services.detector.state.cluster import DetectorState
 from services.detector.state.node import MonitoredNode
 from services.detector.state.task import MonitoredTask
@@ -214,7 +214,7 @@ def of_signal(task: MonitoredTask, signal: RankSignals, now: datetime) -> Event 
                 step=signal.step,
                 path=signal.path,
             )
-        case RankCheckpointFailed() if checkpoint_failures.is_new(task, signal.reason):
+        case RankCheckpointFailed() if recording.is_new(task, signal.reason):
             return TaskCheckpointFailed(
                 event_id=derived_id(f"{cause}/{signal.worker}/{signal.reason}", SERVICE, "checkpoint-failed"),
                 occurred_at=at,

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from services.detector.incidents.exits import exit_name
 from services.detector.state import back_off
-from services.detector.state.error_classes import ErrorClass, class_of, class_of_exit
+from services.detector.state.error_classes import ErrorClass, class_of, class_of_exit, exit_name
 from services.detector.state.known_errors import KnownError, place_of
 from services.detector.state.task import MonitoredTask, Suspicion
 from shared.events.codes import FailureCode

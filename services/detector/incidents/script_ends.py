@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from services.detector.incidents.exits import exit_name
 from services.detector.incidents.faults import SERVICE, last_line
 from services.detector.state.cluster import DetectorState
+from services.detector.state.error_classes import exit_name
 from services.detector.state.task import MonitoredTask
 from shared.events.union import TaskFailed, derived_id
 from shared.messages.signals import ProcessExited, RankRaised, WorkerStatus

@@ -8,7 +8,7 @@ from services.detector.incidents.faults import SERVICE
 from services.detector.state.cluster import DetectorState
 from services.detector.state.node import MonitoredNode
 from shared.events.union import Event, NodeDrained, NodeDraining, derived_id
-from shared.messages.departure import Departure
+from shared.messages.admission import Departure
 
 
 def tasks_on(state: DetectorState, node: str) -> list[str]:

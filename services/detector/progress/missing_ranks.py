@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shared.events.evidence_limits import MISSING_COLLECTIVES
+from shared.events.evidence import MISSING_COLLECTIVES
 from shared.messages.stacks import GroupRecord
 
 Records = Mapping[int, Sequence[GroupRecord]]

@@ -9,6 +9,7 @@ the step is recorded once more right before a fault.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from datetime import datetime
@@ -81,3 +82,20 @@ def is_unrecorded(task: MonitoredTask) -> bool:
     """Return whether the task has trained on since its newest summary, which a fault makes worth knowing."""
     trains = task.change is None and not task.ended and task.progressed_generation == task.generation
     return trains and task.step > task.progressed_step and task.timed >= TIMED_STEPS
+
+
+MAX_KINDS = 8
+"""Kinds of one run of failures that the log gets. Chosen: a reader learns nothing from further ones, and a reason that
+differs every time (a file's random name) must not fill the log."""
+
+_DIGITS = re.compile(r"\d+")
+
+
+def kind_of(reason: str) -> str:
+    """Return the kind of a failure: its reason without the numbers, among which are step, rank and generation."""
+    return _DIGITS.sub("#", reason)
+
+
+def is_new(task: MonitoredTask, reason: str) -> bool:
+    """Return whether the log is to get a failure of a checkpoint of the task."""
+    return kind_of(reason) not in task.checkpoint_failures and len(task.checkpoint_failures) < MAX_KINDS

@@ -18,7 +18,7 @@ from services.detector.progress.missing_ranks import missing
 from services.detector.state.cluster import DetectorState
 from services.detector.state.stalls import StallLimits
 from services.detector.state.task import Standstill
-from shared.events.evidence_limits import REPORTED_RANKS, STACKS_CHARACTERS
+from shared.events.evidence import REPORTED_RANKS, STACKS_CHARACTERS
 from shared.messages.stacks import MAX_TIMEOUT_S, RankReport, StacksReply
 
 AGAIN_S = 10.0

@@ -12,8 +12,7 @@ from pydantic import InstanceOf
 
 from services.detector.state.anomalies import OpenAnomaly
 from services.detector.state.known_errors import FailureHistory, KnownError
-from services.detector.state.progress_gaps import ProgressGaps
-from services.detector.state.progress_history import ProgressHistory
+from services.detector.state.progress_gaps import ProgressGaps, ProgressHistory
 from services.detector.state.regressions import TaskRates
 from services.detector.state.step_statistics import StepStatistics
 from services.detector.state.unlogged import Inquiry

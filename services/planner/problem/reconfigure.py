@@ -22,8 +22,7 @@ from services.planner.state.admission import called, queued_reason
 from services.planner.state.cluster import State, Task, node_of, without
 from services.planner.state.slow_workers import forget_slowness, lent_workers, slowdown_of, taken_members
 from services.planner.state.usable_nodes import open_workers, usable_workers
-from services.planner.throughput.logged_tables import unlogged_tables
-from services.planner.throughput.tables import layout_of
+from services.planner.throughput.tables import layout_of, unlogged_tables
 from shared.events.plans import LoggedTable, Problem, SlowWorkers, Solution, TaskChange
 from shared.planning.waf import touches
 

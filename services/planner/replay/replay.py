@@ -30,10 +30,9 @@ from services.planner.decide import DECIDER
 from services.planner.replay import verification_jobs
 from services.planner.replay.log_fold import NO_POLICIES, Fold, Policies
 from services.planner.replay.segments import SegmentsSource
-from services.planner.replay.sources import AnsweredRows, LogSource, RecordsSource, Source
+from services.planner.replay.sources import AnsweredRows, LogSource, RecordsSource, Source, WatchedSource
 from services.planner.replay.verification import Mismatch as Mismatch
 from services.planner.replay.verification import Report as Report
-from services.planner.replay.watched_source import WatchedSource
 from services.planner.replay.what_if import Comparison, compare
 from services.planner.replay.what_if_inputs import Inputs
 from services.planner.state.cluster import State

@@ -13,13 +13,12 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from services.planner.replay.contradictions import Contradictions
+from services.planner.replay.contradictions import Contradictions, differences, plan_name
+from services.planner.replay.contradictions import Mismatch as Mismatch
 from services.planner.replay.invariants import answer_problems, execution_problems
 from services.planner.replay.log_fold import NO_POLICIES, Fold, Policies
-from services.planner.replay.mismatches import Mismatch as Mismatch
-from services.planner.replay.mismatches import differences, plan_name
 from services.planner.replay.sources import AnsweredRows, Source
-from services.planner.throughput.logged_tables import table_problems
+from services.planner.throughput.tables import table_problems
 from shared.errors import Corrupt
 from shared.events.union import Event, PlanDecided, Recorded, StateMoved
 from shared.log.anchors import Anchor, AnchorCheck, Defect

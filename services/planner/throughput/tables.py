@@ -8,6 +8,7 @@ cut tables, which the solver keeps as arrays (``shared.planning.instance.TableCa
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,7 +22,8 @@ from services.planner.throughput.model import (
     modelled_flop_per_s,
     pins_of,
 )
-from shared.events.plans import Layout, LoggedTable
+from shared.events.plans import Layout, LoggedTable, Problem
+from shared.events.union import PlanDecided
 from shared.planning.performance import Hardware, Pins
 from shared.planning.performance.gpt import Shape
 from shared.planning.performance.parallel_config import ParallelConfig, Sizes
@@ -263,3 +265,38 @@ def _sorted(
         {count: at[count] for count in sorted(at)},
         {timed.config.sizes: timed for alike in at.values() for timed in alike},
     )
+
+
+def unlogged_tables(state: State, problem: Problem) -> dict[str, LoggedTable]:
+    """Return, by digest, the tables of the problem, posed in this state, that are not remembered."""
+    found = {}
+    for posed in problem.tasks:
+        if posed.table not in state.tables and posed.table not in found:
+            table = table_of(state, state.tasks[posed.name].model_copy(update={"pool": posed.pool}))
+            found[table.sha256] = table.logged()
+    return found
+
+
+def remembered_tables(known: Mapping[str, LoggedTable], plan: PlanDecided) -> Mapping[str, LoggedTable]:
+    """Return the tables that are remembered after a plan; ``known`` itself if they are the same."""
+    if plan.problem is None:
+        return known
+    named = {task.table for task in plan.problem.tasks}
+    if not plan.tables and named == known.keys():
+        return known
+    return {digest: table for digest, table in {**known, **plan.tables}.items() if digest in named}
+
+
+def table_problems(known: Mapping[str, LoggedTable], plan: PlanDecided) -> Iterator[str]:
+    """Yield what is wrong with a plan's tables: one that is not what its digest says, or that is nowhere in the log.
+
+    Args:
+        known: the tables that are remembered before the plan.
+        plan: the plan.
+    """
+    for digest, table in plan.tables.items():
+        if table.sha256() != digest:
+            yield f"its throughput table {digest} has other contents than its digest says"
+    for task in plan.problem.tasks if plan.problem is not None else ():
+        if task.table and task.table not in known and task.table not in plan.tables:
+            yield f"the throughput table {task.table} of task {task.name} is in no plan before it, nor in this one"

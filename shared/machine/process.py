@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 PARENT_DEATH_VARIABLE = "UNICRON_PARENT_DEATH"
 """Environment variable: the process ends with its parent. The value is the parent's pid, or ``1`` for any parent."""
@@ -37,3 +40,37 @@ def watch_parent() -> bool:
     if not value.isdigit() or value == "0":
         return True
     return die_with_parent(signal.SIGTERM, int(value) if value != "1" else None)
+
+
+_PR_SET_DUMPABLE = 4
+"""The option of ``prctl(2)`` (value from ``linux/prctl.h``)."""
+
+
+def hide_memory() -> None:
+    """Have the kernel refuse every other process but root's to read or trace this one; it dumps no core either.
+
+    ``/proc/<pid>/environ`` shows the environment with which the process was started, whatever it has deleted since.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+THRESHOLDS = (100_000, 20, 20)
+"""New objects between two collections, and collections of each generation between two of the next: those of some plans
+of 2,048 nodes, so that most are gone when they are looked at. 100,000 small objects take 10 MB."""
+
+
+def collect_seldom() -> None:
+    """Have the collector run seldom in this process from now on, and not look at what there is already."""
+    gc.freeze()
+    gc.set_threshold(*THRESHOLDS)
+
+
+@contextmanager
+def seldom_collecting() -> Iterator[None]:
+    """Have the collector run seldom meanwhile."""
+    before = gc.get_threshold()
+    gc.set_threshold(*THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
