@@ -1,4 +1,4 @@
-"""Progress bars on standard error: only where that is a terminal, and only for work of more than a second."""
+"""Progress of what a verb waits for: bars on a terminal's standard error, and how long a task still trains."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-
-
-from itertools import pairwise
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""The commands of the transition service (``shared/messages/commands.py``), carried out on this node.
+"""The commands of the transition service (``shared/messages/commands.py``), carried out on this node; their subjects.
 
 A command is answered when it is done, or when it cannot be done. A command ends at once when a process that it waits
 for dies or raises, or when a command of a newer plan fences it; the caller limits the time of all other waits.

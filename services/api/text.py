@@ -1,4 +1,4 @@
-"""Times as the interface writes them."""
+"""Times and amounts of FLOP as the interface writes them."""
 
 from __future__ import annotations
 

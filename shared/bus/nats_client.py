@@ -1,4 +1,4 @@
-"""The client of NATS that the bus uses: nats-py's, with four defects mended, and how a server is verified."""
+"""The client of NATS that the bus uses: nats-py's, with four defects mended; how servers are verified and refuse."""
 
 from __future__ import annotations
 

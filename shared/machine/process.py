@@ -1,4 +1,4 @@
-"""Parent-death signals of Linux: a child process that ends with its parent."""
+"""This process: that it ends with its parent, keeps its memory to itself, and collects garbage seldom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages by which a node agent is admitted to the cluster: core NATS between an agent and the detector.
+"""Messages by which an agent is admitted to the cluster, and leaves it in order: core NATS, between agent and detector.
 
 An agent that starts sends a ``Hello`` before it takes commands, starts processes or sends heartbeats, and again until
 the ``Answer`` is ``admitted`` or ``refused``. The detector asks the agent that has the name, if there is one, whether

@@ -1,4 +1,4 @@
-"""An HTTP server in the event loop of a service: uvicorn, without its signal handlers, on a socket of ours."""
+"""An HTTP server in the event loop of a service: uvicorn on a socket of ours; the names under which it is asked."""
 
 from __future__ import annotations
 

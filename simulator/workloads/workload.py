@@ -1,4 +1,4 @@
-"""A workload: a cluster, the tasks that it is to run, and what happens to it."""
+"""A workload: a cluster and its parameters, the tasks that it is to run, and what happens to it."""
 
 from __future__ import annotations
 

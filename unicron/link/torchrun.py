@@ -1,4 +1,4 @@
-"""torchrun's environment variables: read where there is no agent, set for scripts where there is one.
+"""Training without a node agent, and torchrun's environment variables: read there, set for scripts where there is one.
 
 Scripts read them to choose a device or to have one process of a node do something. Under an agent they tell the present
 generation, and change with it; ``run.generation`` tells the same to code that follows the changes.

@@ -1,4 +1,4 @@
-"""What a snapshot contains: as states that ranks can take from it, and the part of the user's state that is packed."""
+"""What a snapshot contains, and of whom it is: states that ranks can take, and the user's state that is packed."""
 
 from __future__ import annotations
 

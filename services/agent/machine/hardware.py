@@ -1,4 +1,4 @@
-"""The hardware of a node: the kind of its workers, and the device of each worker.
+"""The hardware of a node: the kind of its workers, the device of each worker, and which devices a process may use.
 
 A kind is the name of a profile of the throughput model (``shared/planning/performance``), found from the name that the
 driver gives the device. The workers of a node are all of one kind: each has a device of its own, or none has one.

@@ -1,4 +1,4 @@
-"""What the agents of one supervisor share, one after the other.
+"""What the agents of one supervisor share, one after the other, their credential among it.
 
 The supervisor makes it, and passes it to each agent as descriptors and arguments of the command line.
 """

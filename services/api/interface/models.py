@@ -1,4 +1,4 @@
-"""Answers of the interface, the stable contract. Times are UTC ISO 8601 with microseconds.
+"""Answers of the interface, and bodies of requests: the stable contract. Times are UTC ISO 8601 with microseconds.
 
 ``services/api/present.py`` makes them from the views (``services/api/views/documents.py``).
 """

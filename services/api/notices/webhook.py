@@ -1,4 +1,4 @@
-"""One request to a webhook: signed as Standard Webhooks describes, and sent again until the receiver takes it.
+"""One request to a webhook, signed as Standard Webhooks describes and sent again until it is taken; its metrics.
 
 https://www.standardwebhooks.com has the signature, for which receivers have libraries: the header ``webhook-signature``
 is ``v1,`` and the base64 of the HMAC-SHA256 of ``<webhook-id>.<webhook-timestamp>.<body>``. A request that is repeated

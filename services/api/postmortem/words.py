@@ -1,4 +1,4 @@
-"""What the words of a log mean, for readers of a post-mortem who see them for the first time."""
+"""The words of a post-mortem: what those of a log mean to a new reader, durations, sentences that compare numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions of browsers: the link that begins one, and their end (``unicron open``)."""
+"""Sessions of browsers (``unicron open``): the link that begins one, their end, and who sends a request."""
 
 from __future__ import annotations
 

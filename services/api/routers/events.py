@@ -1,4 +1,4 @@
-"""``/v1/events``: the log itself, as pages or as server-sent events."""
+"""``/v1/events`` and ``/v1/log``: the log itself, as pages or as server-sent events, and its heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``/v1/tasks``: submitting, listing, showing and stopping tasks, and their output."""
+"""``/v1/tasks``: submitting, listing, showing and stopping tasks, their output, and earlier submissions of a name."""
 
 from __future__ import annotations
 

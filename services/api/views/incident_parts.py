@@ -1,4 +1,4 @@
-"""Parts of the views of incidents: what users have said of them, and how long incidents of a kind usually take."""
+"""Parts of the views of incidents: notes of users, how long a kind usually takes, costs of other answers."""
 
 from __future__ import annotations
 

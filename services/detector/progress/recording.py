@@ -1,4 +1,4 @@
-"""When the progress of a task is recorded: as often as its rate changes, not as often as it is heard of. Pure.
+"""When the progress of a task, or the failure of a checkpoint, is recorded: as it changes, not as it is heard of. Pure.
 
 Step and loss of the moment come from heartbeats. The log has progress for what is computed from it: corrections of the
 throughput model, costs, service levels, estimates. Those need each change of the rate soon, and the step not much older

@@ -1,4 +1,4 @@
-"""What an exception, or the last output of a process, says about its cause.
+"""What an exception, an exit code, or the last output of a process says about its cause.
 
 The first entry of ``CLASSES`` that matches counts: the most specific come first. The raw text stays in the evidence.
 A device's own failure is no failure of the program, which would meet it again on the same device: its kind is

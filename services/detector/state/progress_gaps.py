@@ -10,7 +10,7 @@ but not below the floor nor below 1.5 times the longest gap that is remembered. 
 quantile of a log-normal distribution seven standard deviations above its median (its p99 is 2.33 above), which for a
 heavy tail is far above its p99. Quantiles stay what they are when one gap in a hundred is an outlier.
 
-What is known outlives a generation (``progress_history.py``), but nothing is noted of a generation's first steps, and
+What is known outlives a generation (``ProgressHistory``), but nothing is noted of a generation's first steps, and
 they are judged by their mean. If they are slower than nearly all steps before, what was known is scaled.
 """
 

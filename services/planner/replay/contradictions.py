@@ -1,4 +1,4 @@
-"""Contradictions between an event and what the log says before it, for all events but plans (those: ``replay``).
+"""Contradictions between an event and what the log says before it, for all events but plans, and how they are reported.
 
 Only what no honest log has: services race with one another, so that an event may be late, but not impossible. What an
 event says that nothing else in the log depends on (a price, the evidence of an error, a loss) cannot be judged here;

@@ -1,4 +1,4 @@
-"""Where replay gets a log from: a database, read in passes of bounded memory, or records that are in memory already."""
+"""Where replay gets a log from: a database, read in passes, or records in memory; how far a pass has come."""
 
 from __future__ import annotations
 

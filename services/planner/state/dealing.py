@@ -1,4 +1,4 @@
-"""Micro-batches dealt by speed: a data-parallel replica with a slow worker computes fewer of them.
+"""Micro-batches dealt by speed: a replica with a slow worker computes fewer of them, and holds its task up less.
 
 The micro-batches of a step are whole, so a deal is integers that add up to the step's number. A step lasts as long as
 its slowest replica, whose time is its share times its slowdown (that of its slowest worker).
