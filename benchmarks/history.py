@@ -91,7 +91,6 @@ def catch_up(run_dir: Path, report: Report) -> int:
     first = position
     while records := log.read(after=position, limit=_BATCH):
         position = store.fold(records)
-        store.settle()
     cpu_s = time.process_time() - began
     store.close()
     log.close()

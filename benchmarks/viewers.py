@@ -245,7 +245,6 @@ async def measure(report: Report, load: Load) -> None:
         with closing(Store(f"sqlite:///{run_dir / 'projections.db'}")) as store:
             while records := log.read(after=store.position(), limit=1000):
                 store.fold(records)
-                store.settle()
         report.line("folded", events=earlier, cpu_s=round(time.process_time() - began_s, 1))
         credential = credentials.read(nats.keys.credential_file("planner"))
         bus = await Bus.connect(nats.url, credential=credential, name="benchmark")

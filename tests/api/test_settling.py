@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -17,6 +18,7 @@ from sqlalchemy import func, select
 
 from benchmarks.log_course import Course
 from services.api.costs.report import Period, incident_cost, report
+from services.api.costs.settlement import DAY_S
 from services.api.interface.costs import Costs
 from services.api.projections.evolve import evolve
 from services.api.store import settling
@@ -36,8 +38,9 @@ from tests.logs.kit import FOLDER, GOLDEN, golden_log, read_rows, restore
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settle after every change, up to the present: much has to be given up again."""
-    monkeypatch.setattr(settling, "_LEAST_CHANGES", 1)
+    """Settle after every record, up to the present: much has to be given up again."""
+    monkeypatch.setattr(settling, "SETTLE_EVERY", 1)
+    monkeypatch.setattr(settling, "_MERGE_EVERY", 3)
     monkeypatch.setattr(settling, "_BEHIND_S", 0.0)
 
 
@@ -48,10 +51,8 @@ def folded(records: Sequence[Recorded], sizes: Iterable[int]) -> Iterator[Store]
     start = 0
     for size in sizes:
         store.fold(records[start : start + size])
-        store.settle()
         start += size
     store.fold(records[start:])
-    store.settle()
     yield store
     store.close()
 
@@ -95,6 +96,8 @@ def compare(records: Sequence[Recorded], sizes: Sequence[int], times: Iterable[t
     now = START + timedelta(seconds=400)
     with folded(records, sizes) as store:
         whole = settled_report(store, now, period="day")
+        with folded(records, [3] * len(records)) as again:
+            assert settled_report(again, now, period="day").model_dump() == whole.model_dump()  # to the last bit
         assert_same(whole.model_dump(), cost_report(views, now, period="day").model_dump())
         with store.reading() as reader:
             amounts = Accounts(reader, now).incidents(views.incidents)
@@ -156,7 +159,8 @@ def test_a_golden_log_is_settled_as_a_whole_one(log: Path, tmp_path: Path) -> No
     compare(records, [drawn.randint(1, 30) for _ in records], [(times[0], times[1])])
 
 
-def test_what_a_late_event_changes_is_settled_again(story: Story) -> None:
+def test_what_a_late_event_changes_is_settled_again(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "_MERGE_EVERY", 10**9)
     story.running()
     for second in range(30, 90, 10):
         story.at(second).node(f"late{second}", 1)
@@ -171,7 +175,6 @@ def test_what_a_late_event_changes_is_settled_again(story: Story) -> None:
         assert times > 5
         assert until_s > story.time(100).timestamp()  # when the fault occurred that is told of below
         store.fold(story.records)
-        store.settle()
         after = settled_report(store, story.time(400)).categories
     assert before["transition_incident"] != after["transition_incident"]
     assert_same(after, cost_report(story.views(), story.time(400)).categories)
@@ -179,7 +182,7 @@ def test_what_a_late_event_changes_is_settled_again(story: Story) -> None:
 
 def test_time_is_settled_once_where_faults_are_detected_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes late as a rule comes before the time is settled; the report is that of one batch."""
-    monkeypatch.setattr(settling, "_LEAST_CHANGES", 64)
+    monkeypatch.setattr(settling, "SETTLE_EVERY", 128)
     monkeypatch.setattr(settling, "_BEHIND_S", 30.0)
     given_up: list[float] = []
     give_up = SettledRows.give_up
@@ -197,46 +200,40 @@ def test_time_is_settled_once_where_faults_are_detected_late(monkeypatch: pytest
     assert 30.0 <= open_s < 40.0
     assert given_up == []
     with folded(records, [len(records)]) as store:
-        assert_same(found, settled_report(store, records[-1].recorded_at).model_dump())
+        assert settled_report(store, records[-1].recorded_at).model_dump() == found
 
 
-def test_what_another_process_has_folded_is_not_settled_from_memory(tmp_path: Path) -> None:
+def test_processes_that_fold_by_turns_settle_what_one_settles(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'projections.db'}"
     records = list(Course(400, step=timedelta(seconds=1)).records())
     store, other = Store(url), Store(url)
-
-    def settled_s() -> float:
-        with store.reading() as views:
-            return settling.settled_time(views.connection).settled_s
-
-    store.fold(records[:200])
-    other.fold(records)
-    store.settle()
-    assert settled_s() == -math.inf
-    other.settle()
-    assert settled_s() > records[200].recorded_at.timestamp()
-    assert_same(
-        settled_report(store, records[-1].recorded_at).model_dump(),
-        settled_report(other, records[-1].recorded_at).model_dump(),
-    )
+    for end in range(50, len(records), 50):
+        (store if end % 100 else other).fold(records[:end])
+    store.fold(records)
+    found = settled_report(other, records[-1].recorded_at).model_dump()
     store.close()
     other.close()
+    with folded(records, []) as alone:
+        assert settled_report(alone, records[-1].recorded_at).model_dump() == found
 
 
-def test_what_is_settled_behind_a_request_is_not_counted_twice() -> None:
-    records = list(Course(400, step=timedelta(seconds=1)).records())
-    incidents = {incident for recorded in records if (incident := getattr(recorded.event, "incident", None))}
-
-    def looked_at(store: Store) -> tuple[Any, Any]:
-        with store.reading() as views:
-            amounts = Accounts(views, records[-1].recorded_at).incidents(incidents)
-        return settled_report(store, records[-1].recorded_at, limit=20).model_dump(), amounts
-
-    with folded(records[:-1], [len(records)]) as store:
-        store.fold(records)
-        before = looked_at(store)
-        store.settle()
-        assert_same(looked_at(store), before)
+def test_the_times_of_a_day_that_is_over_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows do not grow by all nodes with every settlement, and the account of a day is what it was."""
+    records = list(Course(600, step=timedelta(seconds=400)).records())
+    times, reports = [], []
+    for every in (3, 10**9):
+        monkeypatch.setattr(settling, "_MERGE_EVERY", every)
+        with folded(records, []) as store:
+            with store.reading() as views:
+                table = table_of(SettledRow)
+                ends = select(table.c.end_s).where(table.c.dimension == "all").order_by(table.c.end_s)
+                times.append(Counter(math.ceil(end_s / DAY_S) for end_s in views.connection.scalars(ends)))
+            reports.append(settled_report(store, records[-1].recorded_at, period="day").model_dump())
+    merged, all_of_them = ([*counts.values()] for counts in times)
+    assert merged[:-1] == [1, 1]
+    assert merged[-1] <= all_of_them[-1] // 3 + 2
+    assert all_of_them[1] > 200
+    assert_same(reports[0], reports[1])
 
 
 def test_a_limit_leaves_the_costliest_and_all_sums(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ class Accounts:
         # A span ends no later than its claims reach, by which an index finds it.
         cut = reaching(table, window.end_s, window.end_s) & (table.c.end_s > window.end_s)
         if window.start_s == -math.inf and window.end_s >= now_s:
-            within = self._settled.achieved_flop
+            within = float(self._settled.achieved_flop)
         else:
             inside = table.c.start_s.between(window.start_s, window.end_s) & (table.c.end_s <= window.end_s)
             within = float(self._connection.scalar(select(func.sum(table.c.achieved_flop)).where(inside)) or 0.0)

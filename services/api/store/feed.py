@@ -59,11 +59,10 @@ class Feed:
         await self._journal.follow_several(self._fold, consumer="api", after=self.position)
 
     async def _fold(self, records: Sequence[Recorded], observe: Observe | None = None) -> None:
-        """Fold records, which has no effect a second time, and let everybody know; then settle the time behind them."""
+        """Fold records, which has no effect a second time, and let everybody know."""
         observe = observe or self._observe
         self.position = await self._journal.outages.outlast(PROJECTIONS, lambda: self._store.fold(records, observe))
         self._wake()
-        await self._journal.outages.outlast(PROJECTIONS, self._store.settle)
 
     def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

@@ -17,10 +17,11 @@ from sqlalchemy import create_engine as sqlalchemy_engine
 from sqlalchemy.engine import URL, make_url
 
 from services.api.projections.evolve import evolve
+from services.api.store import settling
 from services.api.store.batches import Batch, upsert
 from services.api.store.memo import Memo
 from services.api.store.readers import ViewReader
-from services.api.store.settling import SettledTime, Settling, settled_time
+from services.api.store.settling import SettledTime, settled_time
 from services.api.store.tables import PositionRow, Tables, table_of
 from services.api.views.documents import SCHEMA_VERSION
 from shared.events.union import Recorded
@@ -64,7 +65,6 @@ class Store:
             self._engine = sqlalchemy_engine(with_timeouts(make_url(url)), pool_pre_ping=True)
         self._folding = threading.Lock()
         self._batch = Batch()
-        self._settling = Settling()
         self._memo = Memo()
         self._folded = 0
         """Position up to which ``_batch`` knows the views."""
@@ -105,23 +105,25 @@ class Store:
             return _head(connection)
 
     def fold(self, records: Sequence[Recorded], observe: Observe = ignored) -> int:
-        """Fold records into the tables and save the position, in one transaction; return the position.
+        """Fold records into the tables and save the position; return the position.
 
-        Records at or below the saved position are skipped, so a repeated delivery has no effect.
+        Records at or below the saved position are skipped, so a repeated delivery has no effect. Each part of them up
+        to a position at which time is settled is a transaction (``store/settling.py``).
 
         Args:
             records: of the log.
             observe: called with what the records have changed, once that is committed.
         """
         with database_errors(_WHAT), self._folding:
-            try:
-                with self._writing() as connection:
-                    self._folded = self._fold(connection, records)
-            except BaseException:
-                self._batch.forget()
-                raise
-            observe(self._batch)
-            self._batch.end()
+            for part in settling.parts(records):
+                try:
+                    with self._writing() as connection:
+                        self._folded = self._fold(connection, part)
+                except BaseException:
+                    self._batch.forget()
+                    raise
+                observe(self._batch)
+                self._batch.end()
             return self._folded
 
     def _fold(self, connection: Connection, records: Sequence[Recorded]) -> int:
@@ -136,32 +138,10 @@ class Store:
             position, head = recorded.position, recorded.hash
         self._batch.write()
         if new:
-            settled = self._settling.note(connection, self._batch, settled, new[-1].recorded_at.timestamp())
+            settled = settling.give_up(connection, self._batch, settled)
+            settled = settling.settle(connection, self._batch, settled, new[-1])
         _write_place(connection, position, head, settled)
         return position
-
-    def settle(self) -> None:
-        """Settle time as far as the folded records allow (``store/settling.py``), in a transaction of its own.
-
-        To be called after each ``fold``. Who waits for a record that was folded need not wait for the settling.
-        """
-        with database_errors(_WHAT), self._folding:
-            if not self._settling.due:
-                return
-            try:
-                with self._writing() as connection:
-                    position, head = _head(connection)
-                    if position != self._folded:
-                        return  # another process has folded further: the views in memory are of an earlier position
-                    self._batch.begin(connection, [])
-                    before = settled_time(connection)
-                    settled = self._settling.settle(connection, self._batch, before)
-                    if settled != before:
-                        _write_place(connection, position, head, settled)
-            except BaseException:
-                self._batch.forget()
-                raise
-            self._batch.end()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Connection]:
@@ -203,7 +183,7 @@ def _head(connection: Connection) -> tuple[int, str]:
 
 
 def _write_place(connection: Connection, position: int, head: str, settled: SettledTime) -> None:
-    place = {"id": 1, "schema_version": SCHEMA_VERSION, "position": position, "head": head, **vars(settled)}
+    place = {"id": 1, "schema_version": SCHEMA_VERSION, "position": position, "head": head, **settled.row()}
     upsert(connection, table_of(PositionRow), [place])
 
 

@@ -1,6 +1,7 @@
 """The rows of what is settled: amounts of times that meet, and of all of them together.
 
-A time that is settled is never split, only given up (``give_up``) where a later event changes what happened in it. The
+A time that is settled is never split. It is given up (``give_up``) where a later event changes what happened in it, and
+becomes one with its neighbours (``merge``). The
 fold writes them (``services/api/store/settling.py``), requests add them up (``services/api/store/accounts.py``).
 """
 
@@ -66,6 +67,26 @@ class SettledRows:
         self._connection.execute(insert(_TOTALS).from_select(["dimension", "key", *COLUMNS], left))
         self._connection.execute(delete(_ROWS).where(_ROWS.c.start_s >= first))
         return float(first)
+
+    def merge(self, from_s: float) -> None:
+        """Have the times that end after ``from_s`` become one for each day of UTC."""
+        times: dict[datetime, tuple[float, float]] = {}
+        merged: dict[tuple[datetime, str, str], Amounts] = {}
+        late = _ROWS.c.end_s > from_s
+        # The database's own sum has no order, on which its last bit depends.
+        for row in self._connection.execute(select(_ROWS).where(late).order_by(_ROWS.c.start_s)).mappings():
+            day = day_of(row["end_s"])
+            times[day] = times.get(day, (row["start_s"], 0.0))[0], row["end_s"]
+            amounts = merged.setdefault((day, row["dimension"], row["key"]), dict.fromkeys(COLUMNS, 0.0))
+            for name in COLUMNS:
+                amounts[name] += row[name]
+        if merged:
+            self._connection.execute(delete(_ROWS).where(late))
+            rows = [
+                {"start_s": times[day][0], "end_s": times[day][1], "dimension": dimension, "key": key, **amounts}
+                for (day, dimension, key), amounts in merged.items()
+            ]
+            self._connection.execute(insert(_ROWS), rows)
 
     def whole_times(self, window: Window) -> Window | None:
         """Return what of a window consists of whole settled times; None if nothing does."""

@@ -203,10 +203,12 @@ class PositionRow(Tables, table=True):
     """Hash of the record at ``position``: shows whether this is still the same log."""
     settled_s: float
     """Up to when worker-seconds are settled (``api_settled``), in seconds since the epoch."""
+    merged_s: float
+    """Up to when the settled times of a day have become one."""
     latest_s: float
     """The latest time that a span begins or ends."""
-    achieved_flop: float
-    """Weighted FLOP of all progress that has ended."""
+    achieved_flop: str
+    """Weighted FLOP of all progress that has ended: an integer, as text."""
 
 
 class Amounts(Tables):

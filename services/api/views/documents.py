@@ -23,7 +23,7 @@ from shared.events.union import Observation
 from shared.model import Model
 from shared.tasks.specification import TaskSpec, TaskState
 
-SCHEMA_VERSION = 19
+SCHEMA_VERSION = 20
 """Raised whenever a document or the fold changes; the projections are then folded again from position 0."""
 
 SHORTEST_STEP_S = 1e-6
