@@ -19,8 +19,8 @@ from rich.console import Console
 from cli.demo.postmortem import write_pages
 from cli.demo.reference import compare
 from cli.demo.report import Check, Report
+from cli.demo.screen import View
 from cli.demo.straggler import SLOWDOWN, straggle
-from cli.demo.view import View
 from cli.stack.devices import Division
 from cli.stack.processes import SeenProcesses, run_module
 from cli.stack.stack import Stack

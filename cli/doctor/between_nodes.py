@@ -13,7 +13,7 @@ import socket
 import time
 from typing import Any
 
-from cli.doctor.facts import Peer
+from cli.doctor.measured import Peer
 from shared.errors import InvalidInput
 
 TRANSFER_S = 1.0

@@ -8,7 +8,7 @@ from enum import StrEnum
 from statistics import median
 from typing import NamedTuple
 
-from cli.doctor.facts import RANK_PACKAGES, DeviceFacts, Facts, Peer
+from cli.doctor.measured import RANK_PACKAGES, DeviceFacts, Facts, Peer
 from shared.machine.process_limits import ProcessLimits, judged
 
 STATE_COPIES = 8

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.doctor import between_nodes
-from cli.doctor.facts import RANK_PACKAGES, DeviceFacts, Devices, Facts, Nats, Storage
+from cli.doctor.measured import RANK_PACKAGES, DeviceFacts, Devices, Facts, Nats, Storage
 from cli.doctor.shared_memory import clearers
 from services.agent.files.rank_users import RankUsers
 from services.agent.machine import address, hardware

@@ -145,7 +145,7 @@ class Child:
 def _why(name: str, log_path: Path) -> str:
     """Return why a child did not start: its last words, if these are an error that it names; else its log's end."""
     lines = log_path.read_text(errors="replace").splitlines()
-    named = re.search(r" ERROR \S+ shared\.service: ([a-z-]+: .*)", lines[-1]) if lines else None
+    named = re.search(r" ERROR \S+ shared\.service\.frame: ([a-z-]+: .*)", lines[-1]) if lines else None
     if named is not None:
         return f"{name} did not start: {named.group(1)}"
     tail = "\n".join(lines)[-2000:]

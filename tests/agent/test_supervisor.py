@@ -267,7 +267,7 @@ async def test_an_agent_that_keeps_ending_ends_the_node(settings: Settings, tmp_
         "sys.exit(3)"
     )
     program = (
-        "from services.agent import main as agent, restarts; import sys;"
+        "from services.agent import main as agent; from services.agent.succession import restarts; import sys;"
         "restarts.FIRST_PAUSE_S = 0.01;"
         f"sys.exit(agent.main(agent=[sys.executable, '-c', {code!r}],"
         "fork_server=[sys.executable, '-m', 'tests.agent.stand_in']))"

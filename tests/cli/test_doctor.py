@@ -17,7 +17,7 @@ import pytest
 from cli.doctor.between_nodes import Listener
 from cli.doctor.between_nodes import measure as measure_peer
 from cli.doctor.checks import STATE_COPIES, Finding, Verdict, findings
-from cli.doctor.facts import DeviceFacts, Devices, Facts, Nats, Peer, Storage
+from cli.doctor.measured import DeviceFacts, Devices, Facts, Nats, Peer, Storage
 from cli.doctor.measuring import measure
 from shared.bus.identities import node_identity
 from shared.errors import InvalidInput

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from cli.doctor.facts import Facts, Nats
+from cli.doctor.measured import Facts, Nats
 from cli.main import VERBS, load, main
 from shared.bus.connection import Bus
 from shared.events.union import NodeAdopted, TaskStopped

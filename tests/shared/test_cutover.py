@@ -321,7 +321,7 @@ def test_without_segments_reading_says_what_to_do(url: str, tmp_path: Path) -> N
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from shared.log import cutover
+from shared.archive import cutover
 from shared.log.archived import verified_base
 
 step, when = sys.argv[3].split("/")

@@ -222,9 +222,9 @@ async def test_closing_relays_what_was_appended(log: EventLog, bus: Bus) -> None
 _FOLLOWER = """
 import asyncio, sys
 from pathlib import Path
-from shared import credentials
+from shared.bus import credentials
 from pathlib import Path
-from shared import credentials
+from shared.bus import credentials
 from shared.bus.connection import Bus
 from shared.log import journal
 from shared.log.log import EventLog

@@ -65,7 +65,8 @@ def test_a_process_of_a_rank_is_not_one_of_torchruns_unless_it_is(monkeypatch: p
 def test_a_rank_does_not_inherit_the_variables_of_whoever_started_its_agent() -> None:
     program = (
         "import os, sys, types, unicron\n"
-        "from unicron import environment, forkserver\n"
+        "from unicron import forkserver\n"
+        "from unicron.protocol import environment\n"
         "unicron.train = sys.modules['unicron.train'] = types.ModuleType('train')  # which would import torch\n"
         "names = {*environment.TORCHRUN, environment.GENERATION}\n"
         "unicron.train.child = lambda: print(sorted(names & {*os.environ})) or 0\n"

@@ -137,8 +137,12 @@ def note_preloaded() -> None:
     _of_others.update(name for name in list(sys.modules) if name != "__main__" and not _file(name))
 
 
-_NOT_OWN = (os.path.dirname(os.__file__) + os.sep, str(Path(__file__).resolve().parents[1]) + os.sep)
-"""Folders of Python's own modules and of this library."""
+_PACKAGES = ("unicron", "unicron_client")
+
+_BESIDE = Path(__file__).resolve().parents[2]
+
+_NOT_OWN = tuple(f"{folder}{os.sep}" for folder in (os.path.dirname(os.__file__), *map(_BESIDE.joinpath, _PACKAGES)))
+"""Folders of Python's own modules, of this library, and of the client that stands beside it."""
 
 _INSTALLED = ("site-packages", "dist-packages")
 """Folders of packages that were installed, in whatever environment."""

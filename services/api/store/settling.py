@@ -35,8 +35,8 @@ SETTLE_EVERY = 128
 """Records between two settlements: a request can settle what so many change in some milliseconds."""
 
 _MERGE_EVERY = 16
-"""Settlements between two at which the stored times since then become one, and those of a day that is over. Each stores a
-row for every node, so without that the rows would grow by all nodes every ``SETTLE_EVERY`` records."""
+"""Settlements between two at which the stored times since then become one, and those of a day that is over. Each stores
+a row for every node, so without that the rows would grow by all nodes every ``SETTLE_EVERY`` records."""
 
 _BEHIND_S = 30.0
 """How far settled time stays behind the present: most faults are found, and most transitions end, within it. What comes
