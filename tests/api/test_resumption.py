@@ -64,7 +64,8 @@ def test_every_field_may_change_or_not() -> None:
     known = stopped(spec(script="/a.py"))
     free: dict[str, Any] = {
         "steps": 90, "weight": 3.0, "workers": {"min": 2}, "checkpoint": {"every": 1}, "parallel": {"tensor": 2},
-        "max_restarts": 9, "progress_timeout_s": 60, "env": {"A": "b"}, "secrets": {"S": "file:/s"}, "script": "/b.py",
+        "max_restarts": 9, "finish_timeout_s": 90, "progress_timeout_s": 60, "env": {"A": "b"},
+        "secrets": {"S": "file:/s"}, "script": "/b.py",
     }  # fmt: skip
     assert set(free) == set(CHANGEABLE)
     assert resumed(known, spec(**free))[1:] == ("/c40", 40)

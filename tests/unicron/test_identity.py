@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -22,7 +23,8 @@ from unicron.join.identity import (
     recordable,
     signature,
 )
-from unicron.join.own_identity import SAMPLE_BYTES, SAMPLES, OwnIdentity, data_fields
+from unicron.join.own_identity import SAMPLE_BYTES, SAMPLES, OwnIdentity, data_fields, of_task
+from unicron.protocol import environment
 
 OLD = {"code/train.py": "a", "setting/seed": "1", "optimizer/lr": "0.001"}
 NEW = OLD | {"code/train.py": "b", "optimizer/lr": "0.1"}
@@ -109,6 +111,15 @@ def test_code_is_what_was_loaded_whatever_becomes_of_the_file(tmp_path: Path, mo
     path.write_text("lr = 0.100\n")
     assert own.fields["code/schedule"] == before
     assert OwnIdentity({}).fields["code/schedule"] != before
+
+
+def test_limits_of_a_task_are_no_settings_that_it_computes_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "task.json"
+    path.write_text(json.dumps({"name": "a", "seed": 1, "finish_timeout_s": 90.0, "progress_timeout_s": 60.0}))
+    monkeypatch.setenv(environment.SPEC, str(path))
+    assert {name for name in of_task({}).fields if name.startswith("setting/")} == {"setting/seed"}
 
 
 def test_installed_modules_and_this_library_are_no_code_of_the_task() -> None:

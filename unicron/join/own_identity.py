@@ -89,6 +89,7 @@ NOT_SETTINGS = frozenset(
         "env",
         "secrets",
         "max_restarts",
+        "finish_timeout_s",
         "progress_timeout_s",
     }
 )

@@ -15,8 +15,8 @@ from shared.errors import Conflict
 from shared.tasks.specification import IS, TaskSpec, TaskState, refused
 
 CHANGEABLE = (
-    "steps", "weight", "workers", "checkpoint", "parallel", "max_restarts", "progress_timeout_s", "env", "secrets",
-    "script",
+    "steps", "weight", "workers", "checkpoint", "parallel", "max_restarts", "finish_timeout_s", "progress_timeout_s",
+    "env", "secrets", "script",
 )  # fmt: skip
 """Fields that a task which goes on from a checkpoint may have otherwise, with all below them.
 
