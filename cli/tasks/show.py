@@ -18,7 +18,7 @@ _INCIDENTS = 3
 
 
 def _failure(failure: dict[str, Any] | None) -> str | None:
-    """Return the newest checkpoint that could not be written, in words."""
+    """Return the newest checkpoint that could not be written, or why copies in memory are missing, in words."""
     if failure is None:
         return None
     return f"step {failure['step']}, {clock(failure['at'])}, {failure['worker']}: {failure['reason']}"
@@ -112,6 +112,7 @@ def show(
             ("copies_in_memory", _copies(shown)),
             *([("hang_limits", hang_limits)] if hang_limits is not None else []),
             ("checkpoint_failure", _failure(shown["checkpoint_failure"])),
+            *([("copies_lacking", _failure(lack))] if (lack := shown.get("copies_lacking")) else []),
             *([("newcomers_refused", shown["newcomers_refused"])] if shown["newcomers_refused"] else []),
             *(("changed", text) for text in shown["changed"]),
             ("stop_refused", shown["stop_refused"] and shown["stop_refused"]["reason"]),

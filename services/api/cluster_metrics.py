@@ -99,6 +99,9 @@ def cluster_metrics(facts: Facts, live: LiveState) -> Iterator[Metric]:
     text = "1 of a task whose steps are all done, and which waits until it can write its result."
     waiting: Samples = {(view.name,): 1.0 for view in facts.tasks if present.waits_for_storage(view, live)}
     yield gauge("unicron_task_waits_for_storage", text, waiting, "task")
+    text = "1 of a task of which in-memory copies are missing that a recovery would rely on."
+    lacking: Samples = {(task.name,): 1.0 for task in tasks if task.copies_lacking is not None}
+    yield gauge("unicron_task_copies_lacking", text, lacking, "task")
     waf = sum(task.waf_flop_per_s for task in tasks)
     yield gauge("unicron_waf_flop_per_second", "Weighted model FLOP/s that all tasks achieve.", waf)
     text = "The same of the best plan for these tasks on all allocated workers."

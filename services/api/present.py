@@ -10,6 +10,7 @@ from services.api.interface.models import (
     Anomaly,
     Attempt,
     CheckpointFailure,
+    CopiesLack,
     FailureAttempt,
     IncidentFacts,
     Node,
@@ -71,6 +72,7 @@ def task(view: TaskView, live: LiveState) -> Task:
         memory_every=None if ended else view.memory_every,
         replicated=None if ended else view.replicated,
         checkpoint_failure=_checkpoint_failure(view),
+        copies_lacking=None if ended else _copies_lacking(view),
         stop_refused=StopRefusal(**view.stop_refused.model_dump()) if view.stop_refused is not None else None,
         changed=view.changed,
         newcomers_refused=None if ended else view.newcomers_refused or None,
@@ -110,6 +112,10 @@ def _script_goes_on(view: TaskView) -> str:
 def _checkpoint_failure(view: TaskView) -> CheckpointFailure | None:
     failure = view.checkpoint_failure
     return CheckpointFailure(**failure.model_dump()) if failure is not None else None
+
+
+def _copies_lacking(view: TaskView) -> CopiesLack | None:
+    return CopiesLack(**view.copies_lacking.model_dump()) if view.copies_lacking is not None else None
 
 
 def _rank(member: Member, view: TaskView, live: LiveState) -> Rank:

@@ -35,6 +35,7 @@ from shared.events.union import (
     TaskChanged,
     TaskCheckpointed,
     TaskCheckpointFailed,
+    TaskCopiesLacking,
     TaskFailed,
     TaskFinished,
     TaskIdentified,
@@ -191,6 +192,15 @@ def _checkpoint_failed(state: DetectorState, event: TaskCheckpointFailed) -> Non
     task = _task(state, event.task)
     task.recorded[event.event_id] = event.generation
     task.checkpoint_failures.add(recording.kind_of(event.reason))
+
+
+def _copies_lacking(state: DetectorState, event: TaskCopiesLacking) -> None:
+    task = _task(state, event.task)
+    task.recorded[event.event_id] = event.generation
+    if event.ended:
+        task.copies_lacking.clear()
+    else:
+        task.copies_lacking.add(recording.kind_of(event.reason))
 
 
 def _stopped(state: DetectorState, event: TaskStopped) -> None:
@@ -374,6 +384,7 @@ _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
     TaskProgressed: _progressed,
     TaskCheckpointed: _checkpointed,
     TaskCheckpointFailed: _checkpoint_failed,
+    TaskCopiesLacking: _copies_lacking,
     TaskStopped: _stopped,
     TaskStopRefused: _stop_refused,
     TaskChanged: lambda state, event: _task(state, event.task).reweigh(event.weight),

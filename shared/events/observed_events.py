@@ -53,6 +53,23 @@ class TaskCheckpointFailed(TaskEvent):
     reason: str
 
 
+class TaskCopiesLacking(TaskEvent):
+    """In-memory copies that a recovery would rely on are missing, for a reason that is new since all were there.
+
+    No node is to blame, and training goes on; until they are there again, a fault may cost the steps since the newest
+    checkpoint. ``worker``: the worker that reported it. ``reason``: in words. ``ended``: all are there again, of
+    ``step``; ``reason`` is empty then.
+    """
+
+    type: Literal["task.copies-lacking"] = "task.copies-lacking"
+    schema_version: Literal[1] = 1
+    generation: int
+    step: int
+    worker: str
+    reason: str = ""
+    ended: bool = Field(default=False, exclude_if=lambda ended: not ended)
+
+
 class TaskIdentified(TaskEvent):
     """What the members of a task have agreed to be when it first trained since its submission.
 

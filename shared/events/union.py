@@ -33,6 +33,7 @@ from shared.events.observed_events import FaultInjected as FaultInjected
 from shared.events.observed_events import IncidentObserved as IncidentObserved
 from shared.events.observed_events import Observation as Observation
 from shared.events.observed_events import TaskCheckpointFailed as TaskCheckpointFailed
+from shared.events.observed_events import TaskCopiesLacking as TaskCopiesLacking
 from shared.events.observed_events import TaskIdentified as TaskIdentified
 from shared.events.observed_events import WorkerSlowed as WorkerSlowed
 from shared.events.plans import LoggedTable, Problem, Response, SlowWorkers, Solution, TaskChange, Trigger
@@ -313,6 +314,7 @@ Event = Annotated[
     | TaskProgressed
     | TaskCheckpointed
     | TaskCheckpointFailed
+    | TaskCopiesLacking
     | TaskStopped
     | TaskFinished
     | TaskFailed

@@ -160,6 +160,13 @@ class RankCheckpointFailed(RankSignal):
     reason: str
 
 
+class RankCopies(RankSignal):
+    """In-memory copies that a recovery would rely on are missing. ``lack``: why, in words; empty: all are there."""
+
+    kind: Literal["rank-copies"] = "rank-copies"
+    lack: str = ""
+
+
 class RankStopped(RankSignal):
     """The task stopped at a step boundary on request (sent for rank 0). ``path``: its checkpoint."""
 
@@ -202,7 +209,14 @@ class DeviceFailed(SignalBase):
 
 
 RankSignals = (
-    ProcessExited | RankRaised | RankIdentified | RankCheckpointed | RankCheckpointFailed | RankStopped | RankFinished
+    ProcessExited
+    | RankRaised
+    | RankIdentified
+    | RankCheckpointed
+    | RankCheckpointFailed
+    | RankCopies
+    | RankStopped
+    | RankFinished
 )
 """The signals about one rank."""
 

@@ -57,6 +57,7 @@ JUNK = {
     "resumed": ("generation", "step", "source", "phases", "deal"),
     "checkpointed": ("generation", "step", "path"),
     "checkpoint-failed": ("generation", "rank", "step", "reason"),
+    "copies": ("generation", "rank", "step", "lack"),
     "configure": ("generation", "stage", "members"),
     "received": (),
 }

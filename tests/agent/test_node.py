@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from services.agent.machine.proc import Scheduled
 from services.agent.node.process import Process
 from services.agent.node.slots import Node
-from shared.messages.signals import ProcessExited, RankCheckpointFailed, RankFinished, RankRaised, RankStopped, Signal
+from shared.messages.signals import (
+    ProcessExited,
+    RankCheckpointFailed,
+    RankCopies,
+    RankFinished,
+    RankRaised,
+    RankStopped,
+    Signal,
+)
 from unicron.protocol import messages
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -166,6 +174,14 @@ def test_a_failed_checkpoint_is_signalled_and_changes_nothing() -> None:
     assert isinstance(signal, RankCheckpointFailed)
     assert (signal.generation, signal.rank, signal.step, signal.reason) == (2, 1, 5, "no room in ?")
     assert (process.raised, process.ending) == (None, False)
+
+
+@pytest.mark.parametrize(("lack", "said"), [("gone from \udcff", "gone from ?"), ("", "")])
+def test_copies_that_are_missing_and_there_again_are_signalled(lack: str, said: str) -> None:
+    made, process = configured(rank=1)
+    (signal,) = receive(made, process, messages.Copies(generation=2, rank=1, step=5, lack=lack))
+    assert isinstance(signal, RankCopies)
+    assert (signal.generation, signal.rank, signal.step, signal.lack) == (2, 1, 5, said)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from services.api import present
+from services.api.live import LiveState
 from services.api.views.documents import PlanState
 from shared.events.plans import Problem, Response, Solution, TaskChange, Trigger
 from shared.events.severities import ErrorKind, Method, Severity
@@ -9,6 +11,7 @@ from shared.events.union import (
     NodeJoined,
     TaskCheckpointed,
     TaskCheckpointFailed,
+    TaskCopiesLacking,
     TaskFailed,
     TaskFinished,
     TaskStopped,
@@ -355,6 +358,24 @@ def test_a_failed_checkpoint_shows_until_one_is_written(story: Story) -> None:
     assert (failure.step, failure.worker, failure.reason, failure.at) == (40, "n0/0", "full", story.time(41))
     story.at(42).add(TaskCheckpointed, task="gpt", generation=1, step=50, path="/c50")
     assert story.views().tasks["gpt"].checkpoint_failure is None
+
+
+def test_a_lack_of_copies_shows_until_all_are_there_again(story: Story) -> None:
+    story.running()
+    lack = {"task": "gpt", "generation": 1, "worker": "n0/0"}
+    story.at(41).add(TaskCopiesLacking, step=40, reason="gone", **lack)
+    task = story.views().tasks["gpt"]
+    lacks = task.copies_lacking
+    assert lacks is not None
+    assert (lacks.step, lacks.worker, lacks.reason, lacks.at) == (40, "n0/0", "gone", story.time(41))
+    assert task.checkpoint_failure is None
+    shown = present.task(task, LiveState())
+    assert shown.copies_lacking is not None
+    assert shown.reason == ""
+    story.at(42).add(TaskCheckpointed, task="gpt", generation=1, step=50, path="/c50")
+    assert story.views().tasks["gpt"].copies_lacking is not None
+    story.at(43).add(TaskCopiesLacking, step=51, ended=True, **lack)
+    assert story.views().tasks["gpt"].copies_lacking is None
 
 
 def test_a_resubmitted_task_starts_afresh(story: Story) -> None:

@@ -25,6 +25,7 @@ from shared.events.union import (
     PlanDecided,
     TaskCheckpointed,
     TaskCheckpointFailed,
+    TaskCopiesLacking,
     TaskFailed,
     TaskFinished,
     TaskStopRequested,
@@ -327,9 +328,25 @@ async def test_metrics_name_what_alerts_tell_of(api: Server) -> None:
     assert 'node="n0"' not in text
     assert 'unicron_task_failed{task="broken"} 1.0' in text
     assert "unicron_incidents_stuck 0.0" in text
+    assert "unicron_task_copies_lacking{" not in text
     deleted = await api.http.delete("/v1/tasks/broken")
     assert deleted.status_code == 200
     assert "unicron_task_failed{" not in (await api.http.get("/metrics")).text
+
+
+async def test_a_lack_of_copies_is_shown_and_measured_until_all_are_there_again(api: Server) -> None:
+    await api.join("n0")
+    assert (await api.http.post("/v1/tasks", json=api.spec("bare"))).status_code == 201
+    about = {"task": "bare", "generation": 1, "step": 7, "worker": "n0/0"}
+    lack = await api.append(TaskCopiesLacking, reason="gone", **about)
+    await api.projected(lack.position)
+    shown = (await api.http.get("/v1/tasks/bare")).json()["copies_lacking"]
+    assert (shown["step"], shown["worker"], shown["reason"]) == (7, "n0/0", "gone")
+    assert 'unicron_task_copies_lacking{task="bare"} 1.0' in (await api.http.get("/metrics")).text
+    again = await api.append(TaskCopiesLacking, ended=True, **about)
+    await api.projected(again.position)
+    assert (await api.http.get("/v1/tasks/bare")).json()["copies_lacking"] is None
+    assert "unicron_task_copies_lacking{" not in (await api.http.get("/metrics")).text
 
 
 def test_ranks_that_fail_alike_in_one_generation_are_one_attempt(story: Story, tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from services.detector.answers.status_events import node_joined
-from shared.events.union import TaskCheckpointed, TaskCheckpointFailed, TaskFinished, TaskProgressed
-from shared.messages.signals import Heartbeat, RankCheckpointed, RankCheckpointFailed, RankFinished
+from shared.events.union import TaskCheckpointed, TaskCheckpointFailed, TaskCopiesLacking, TaskFinished, TaskProgressed
+from shared.messages.signals import Heartbeat, RankCheckpointed, RankCheckpointFailed, RankCopies, RankFinished
 from tests.detector.kit import START, Cluster, at, moved, only_error, restart_plan
 
 
@@ -78,6 +78,28 @@ def test_of_a_run_of_failed_checkpoints_the_log_has_each_kind_once() -> None:
     assert failed("n0/0", 6.0, 45, full.format(45)) == [f"n0/0 45 {full.format(45)}"]
     random = [failed("n0/0", 7.0, 50, f"cannot write {chr(ord('a') + n)}") for n in range(26)]
     assert 1 < sum(len(events) for events in random) < 10  # whatever the reasons are, the log stays short
+
+
+def test_the_log_has_each_lack_of_copies_once_until_all_are_there_again() -> None:
+    cluster = Cluster()
+
+    def said(worker: str, now: float, step: int, lack: str) -> list[tuple[str, int, str, bool]]:
+        about = {**cluster._about(worker, now, step), "lack": lack}
+        events = cluster.signal(RankCopies.model_validate(about), now)
+        assert all(isinstance(event, TaskCopiesLacking) for event in events)
+        return [(event.worker, event.step, event.reason, event.ended) for event in events]
+
+    gone = "in-memory copies are gone from /dev/shm/unicron-{}"
+    assert said("n0/0", 0.5, 10, "") == []  # the generation's first copies
+    assert said("n0/0", 1.0, 20, gone.format(1)) == [("n0/0", 20, gone.format(1), False)]
+    assert said("n0/0", 1.0, 20, gone.format(1)) == []  # the signal is repeated
+    assert said("n1/0", 1.1, 20, gone.format(2)) == []  # those of another node as well
+    assert said("n0/0", 2.0, 21, "") == [("n0/0", 21, "", True)]
+    assert said("n0/0", 2.0, 21, "") == []
+    assert said("n1/0", 2.1, 20, "no room") == []  # it was made good before it was heard of
+    assert said("n1/0", 3.0, 30, "no room") == [("n1/0", 30, "no room", False)]
+    failed = {**cluster._about("n0/0", 4.0, 40), "reason": "no room"}
+    assert len(cluster.signal(RankCheckpointFailed.model_validate(failed), 4.0)) == 1  # a checkpoint is another matter
 
 
 def test_progress_is_summarised_when_a_rate_is_known_and_then_at_intervals() -> None:

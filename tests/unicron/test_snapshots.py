@@ -16,7 +16,7 @@ from tests.unicron.harness import Agent, agent
 from tests.unicron.test_recovery import begin, check_result
 from tests.unicron.zygote import WRITES_AT_ONCE
 from unicron.errors import TornSnapshot
-from unicron.protocol.messages import Checkpointed, CheckpointFailed, Progress, Resumed
+from unicron.protocol.messages import Checkpointed, CheckpointFailed, Copies, Progress, Resumed
 from unicron.snapshot import files
 
 COPIED_AT_4 = {"every": 0, "memory_every": 4}
@@ -200,9 +200,10 @@ async def test_a_node_without_room_for_copies_says_so_and_trains_on(
         await nodes.fork()
         await a.configure(dict.fromkeys(nodes.nodes, "initial"))
         finished = await a.finished(2)
-        [failed] = a.of(CheckpointFailed)
-        assert (failed.rank, failed.generation) == (1, 1)
-        assert failed.reason.startswith("no more in-memory copies in this generation: FileExistsError")
+        [lacks] = a.of(Copies)
+        assert (lacks.rank, lacks.generation) == (1, 1)
+        assert lacks.lack.startswith("no more in-memory copies in this generation: FileExistsError")
+        assert not a.of(CheckpointFailed)
         await check_result(a, spec, finished)
 
 
@@ -225,20 +226,25 @@ async def test_copies_that_are_gone_are_reported_and_made_anew_at_once(
                 while not condition():  # noqa: ASYNC110  # files tell nobody when they are whole
                     await asyncio.sleep(0.01)
 
-        await reached(lambda: nodes.stored() >= every)
+        await a.until(lambda: bool(a.of(Copies)))
+        assert nodes.stored() >= every
         before = {path.name.split("-")[1] for path in folder.iterdir()}
         if gone == "folder":
             shutil.rmtree(folder)
         else:
             for path in folder.iterdir():
                 path.unlink()
-        await a.until(lambda: bool(a.of(CheckpointFailed)))
+        await a.until(lambda: any(m.lack for m in a.of(Copies)))
         if gone == "folder":
             folder.mkdir(mode=0o700)  # as the node's agent does
         await reached(lambda: nodes.stored() % every != 0)
         assert {path.name.split("-")[1] for path in folder.iterdir()} == before, "of the ranks whose parts were there"
-        [failed] = a.of(CheckpointFailed)
-        assert (failed.rank, failed.reason) == (
+        await a.until(lambda: len(a.of(Copies)) == 3)
+        first, lacks, again = a.of(Copies)
+        assert (lacks.rank, lacks.lack) == (
             0,
             f"in-memory copies are gone from {folder}: something else has removed or changed them",
         )
+        assert [(m.rank, m.lack) for m in (first, again)] == [(0, ""), (0, "")]
+        assert first.step <= lacks.step <= again.step
+        assert not a.of(CheckpointFailed)

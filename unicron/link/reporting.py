@@ -17,7 +17,7 @@ from unicron.errors import (
 )
 from unicron.link.agent_link import AgentLink
 from unicron.link.lacks import Lack, lack_of
-from unicron.protocol.messages import DIFFERS, REFUSED, Raised, Resumed
+from unicron.protocol.messages import DIFFERS, REFUSED, Configure, Copies, Raised, Resumed
 
 TRACEBACK_CHARACTERS = 16 * 1024
 """Longest traceback sent. Longer ones lose their beginning: the error is at the end."""
@@ -125,3 +125,10 @@ def forget_frames(error: BaseException) -> None:
     """Drop an error's traceback and the local variables of its frames: autograd graphs, groups and their threads."""
     traceback.clear_frames(error.__traceback__)
     error.__traceback__ = None
+
+
+def report_copies(link: AgentLink, configure: Configure, step: int, lack: str | None) -> None:
+    """Report what there is to say of in-memory copies (``Snapshots.agreed``); nothing where there is nothing."""
+    if lack or (lack is not None and configure.rank == 0):
+        lack = lack[:DETAIL_CHARACTERS]
+        link.send(Copies(generation=configure.generation, rank=configure.rank, step=step, lack=lack))

@@ -206,6 +206,19 @@ class CheckpointFailed(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Copies(Message):
+    """In-memory copies that a recovery would rely on are missing, or are there again. An older agent drops it."""
+
+    name: ClassVar[str] = "copies"
+    generation: int
+    rank: int
+    step: int
+    lack: str = ""
+    """Why this rank's are missing. Empty, and sent by rank 0 alone: all ranks have stored theirs, for the first time in
+    the generation, or since some were missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished(Message):
     """The last step is done, and the result is written. Only rank 0 sends digest and path.
 
@@ -508,6 +521,7 @@ _OF_RANKS = (
     Raised,
     Checkpointed,
     CheckpointFailed,
+    Copies,
     Stopped,
     StopRefused,
     Finished,
@@ -546,7 +560,7 @@ def decode(line: bytes) -> Message:
         raise ProtocolError(f"{kind.name}: {err}", kind.name) from err
 
 
-_FREE_TEXT = (Raised, CheckpointFailed, StopRefused)
+_FREE_TEXT = (Raised, CheckpointFailed, Copies, StopRefused)
 """Messages whose texts may quote anything, also lone surrogates, which UTF-8 cannot encode; the agent replaces them."""
 
 _TYPES = {name: field_types(kind) for name, kind in _MESSAGES.items()}

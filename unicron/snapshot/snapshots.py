@@ -94,6 +94,8 @@ class Snapshots:
         """``renews``: whether a copy is due because one is gone: the same on all ranks."""
         self._watch = SnapshotWatch(self._folder)
         self._reason = ""
+        self._lacks = False
+        """Whether copies were missing, or may have been, since all ranks have stored theirs: the same on all ranks."""
 
     @property
     def enabled(self) -> bool:
@@ -133,6 +135,7 @@ class Snapshots:
         if not self.enabled:
             return
         self._generation, self._cleaned, self._given_up = generation, False, False
+        self._lacks = True
         self.renews = self._watch.unmade = False
         self._listen()
         if self._receiver is not None:
@@ -292,11 +295,13 @@ class Snapshots:
             )
         return self._interval.wish(best=best, checkpoint_every=self._checkpoint_every)
 
-    def agreed(self, status: int, wish: int = KEEP) -> str:
+    def agreed(self, status: int, wish: int = KEEP) -> str | None:
         """Act on the worst status and the largest wish of all ranks.
 
         Returns:
-            Why this rank has given up since the last call, if it has.
+            What there is to say of copies since the last call: why some of this rank's are missing. Empty, on all
+            ranks: all have stored theirs, for the first time in the generation or since some were missing. None:
+            nothing.
         """
         if self._adjusts:
             self._interval.apply(wish)
@@ -306,10 +311,12 @@ class Snapshots:
             self._give_up(cause)
         reason, self._reason = self._reason or self._watch.reason, ""
         self._watch.reason = ""
+        self._lacks = self._lacks or status in (LOST, FAILED)
         if status == LOST:
             self._renew()
         if self._stored is None or status != STORED:
-            return reason
+            return reason or None
+        reported, self._lacks = not self._lacks, False
         self._stored, self.stored = None, self._step
         # The times of its last step are known at the boundary that follows. The generation's first one tells nothing.
         self._adjusts = self.every == "auto" and self._cleaned
@@ -319,7 +326,7 @@ class Snapshots:
             # This generation has a whole state in snapshots: snapshots of older generations are not needed any more.
             self._cleaned = True
             self._thread.submit(files.remove, self._folder, self._generation)
-        return reason
+        return reason or (None if reported else "")
 
     def _renew(self) -> None:
         """Have all ranks take a new snapshot at the next boundary; a rank whose files are gone makes them anew.

@@ -89,7 +89,6 @@ class Finishing:
         host.outcomes = host.outcomes._replace(failed=lambda step, reason: None)
         self._finished: Finished | None = None
         self._copied = False
-        self._no_copy = ""
 
     def until_written(self) -> Finished | None:
         """Write the result, all ranks together, until it is written; return what this rank reports.
@@ -145,8 +144,7 @@ class Finishing:
         if not host.link.supervised:
             raise OSError(reason)
         if host.configure.rank == 0:
-            no_copy = f"; {self._no_copy}" if self._no_copy else ""
-            self._failed(host.rank_state.applied, f"all steps are done, and {reason}{no_copy}")
+            self._failed(host.rank_state.applied, f"all steps are done, and {reason}")
 
     def _rest(self, wait_s: float) -> int:
         """Wait until the next try, or until a request; return the request that all ranks agree on."""
@@ -164,7 +162,8 @@ class Finishing:
         """Have the state in the nodes' memory, too: a process that ends while it waits then costs no step."""
         host, snapshots = self._host, self._host.snapshots
         status = agreed(snapshots.status, host.link.wait)
-        self._no_copy = snapshots.agreed(status) or self._no_copy
+        lack = snapshots.agreed(status)
+        reporting.report_copies(host.link, host.configure, host.rank_state.applied, lack)
         if status != STORING and snapshots.steps and (snapshots.renews or not self._copied):
             snapshots.begin(host.rank_state, host.user.record)
             self._copied = True

@@ -321,8 +321,8 @@ class Training:
         checkpoint, snapshot, due, wish = statuses
         self._writer.agreed(checkpoint, self.outcomes)
         self.snapshots.wait_copied()
-        if reason := self.snapshots.agreed(snapshot, wish):
-            self.outcomes.failed(self.rank_state.applied, reason)
+        lack = self.snapshots.agreed(snapshot, wish)
+        reporting.report_copies(self.link, self.configure, self.rank_state.applied, lack)
         self._checkpoint_due = bool(due)
 
     def complete_checkpoint(self) -> str:

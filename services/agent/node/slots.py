@@ -23,6 +23,7 @@ from shared.messages.signals import (
     ProcessExited,
     RankCheckpointed,
     RankCheckpointFailed,
+    RankCopies,
     RankFinished,
     RankIdentified,
     RankRaised,
@@ -225,7 +226,7 @@ class Node:
             case messages.Raised() if message.generation >= process.generation or _refuses_to_start(process, message):
                 process.raised = slots.storable(message)
                 return [self._raised(process, process.raised, now)]
-            case messages.Identified() | messages.Checkpointed() | messages.CheckpointFailed():
+            case messages.Identified() | messages.Checkpointed() | messages.CheckpointFailed() | messages.Copies():
                 return [self._reported(process, message, now)]
             case messages.Stopped():
                 # The signal first: a message that no signal can repeat is none.
@@ -314,6 +315,8 @@ class Node:
                 return RankIdentified(**about, identity=message.identity)
             case messages.Checkpointed():
                 return RankCheckpointed(**about, path=message.path)
+            case messages.Copies():
+                return RankCopies(**about, lack=slots.encodable(message.lack))
         return RankCheckpointFailed(**about, reason=slots.encodable(message.reason))
 
     def _stopped(self, process: Process, message: messages.Stopped, now: datetime) -> Signal:

@@ -81,6 +81,7 @@ class Task(BaseModel):
 
     ``memory_every``: steps between two copies in memory, as rank 0 has reported; 0: none are taken. ``replicated``:
     whether ranks in other failure domains have each part of the state too. Both None before they are known.
+    ``copies_lacking``: why copies are missing that a recovery would rely on; None: none are known to be.
 
     ``changed``: in words, what of its code, data, settings and libraries is not as it was before the task was resumed.
     ``newcomers_refused``: why new processes cannot take part, with both values; None: they can. ``wait``: why none is
@@ -112,6 +113,7 @@ class Task(BaseModel):
     memory_every: int | None
     replicated: bool | None
     checkpoint_failure: CheckpointFailure | None
+    copies_lacking: CopiesLack | None
     stop_refused: StopRefusal | None
     changed: list[str]
     newcomers_refused: str | None
@@ -446,6 +448,15 @@ class SlowWorker(BaseModel):
 
 class CheckpointFailure(BaseModel):
     """A checkpoint that could not be written. ``worker``: the one that reported it."""
+
+    step: int
+    worker: str
+    reason: str
+    at: Time
+
+
+class CopiesLack(BaseModel):
+    """In-memory copies that a recovery would rely on are missing. ``worker``: the one that reported it."""
 
     step: int
     worker: str

@@ -79,6 +79,8 @@ function troubles(task) {
   if (task.stop_refused) found.push(`not stopped: ${task.stop_refused.reason}`);
   const failure = task.checkpoint_failure;
   if (failure && !task.reason?.includes(failure.reason)) found.push(`checkpoint of step ${failure.step}: ${failure.reason}`);
+  const lack = task.copies_lacking;
+  if (lack) found.push(`copies in memory are missing since step ${lack.step}: ${lack.reason}`);
   for (const anomaly of task.anomalies) {
     found.push(`${anomaly.kind}: ${si(anomaly.value, anomaly.unit)}, expected ${si(anomaly.expected, anomaly.unit)}`);
   }

@@ -14,7 +14,7 @@ from services.api.projections import (
     tasks,
 )
 from services.api.projections.documents import change_task
-from services.api.views.documents import CheckpointFailure, ClusterView, Views
+from services.api.views.documents import CheckpointFailure, ClusterView, CopiesLack, Views
 from shared.events.union import (
     AnomalyObserved,
     ClusterConfigured,
@@ -35,6 +35,7 @@ from shared.events.union import (
     TaskChanged,
     TaskCheckpointed,
     TaskCheckpointFailed,
+    TaskCopiesLacking,
     TaskDeleted,
     TaskFailed,
     TaskFinished,
@@ -88,6 +89,9 @@ def _evolve(views: Views, recorded: Recorded) -> None:
         case TaskCheckpointFailed():
             failure = CheckpointFailure(step=event.step, worker=event.worker, reason=event.reason, at=event.occurred_at)
             change_task(views, event.task, checkpoint_failure=failure)
+        case TaskCopiesLacking():
+            lack = CopiesLack(step=event.step, worker=event.worker, reason=event.reason, at=event.occurred_at)
+            change_task(views, event.task, copies_lacking=None if event.ended else lack)
         case TaskStopped() | TaskFinished() | TaskFailed():
             tasks.ended(views, recorded, event)
         case NodeJoined():

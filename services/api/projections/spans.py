@@ -21,6 +21,7 @@ from shared.events.union import (
     StateMoved,
     TaskCheckpointed,
     TaskCheckpointFailed,
+    TaskCopiesLacking,
     TaskIdentified,
     TaskProgressed,
     TaskSubmitted,
@@ -46,7 +47,7 @@ def nodes_of(event: EventBase) -> list[str]:
 
 def tasks_of(event: EventBase) -> list[str]:
     """Return the tasks whose workers or wishes an event may change."""
-    if isinstance(event, TaskIdentified | TaskProgressed | TaskCheckpointed | TaskCheckpointFailed):
+    if isinstance(event, TaskIdentified | TaskProgressed | TaskCheckpointed | TaskCheckpointFailed | TaskCopiesLacking):
         return []
     if isinstance(event, PlanDecided):
         return [change.task for change in event.changes]

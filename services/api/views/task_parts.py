@@ -31,6 +31,15 @@ class CheckpointFailure(Model):
     at: datetime
 
 
+class CopiesLack(Model):
+    """Why in-memory copies are missing. ``worker``: the one that reported it first, at ``step``."""
+
+    step: int
+    worker: str
+    reason: str
+    at: datetime
+
+
 class StopRefusal(Model):
     """Why a task has not stopped as asked: the checkpoint of ``step`` could not be written."""
 

@@ -22,6 +22,7 @@ from shared.events.union import (
     StateMoved,
     TaskCheckpointed,
     TaskCheckpointFailed,
+    TaskCopiesLacking,
     TaskFinished,
     TaskIdentified,
     TaskProgressed,
@@ -34,6 +35,7 @@ from shared.messages.signals import (
     Heartbeat,
     RankCheckpointed,
     RankCheckpointFailed,
+    RankCopies,
     RankFinished,
     RankIdentified,
     RankSignals,
@@ -183,7 +185,7 @@ def stop_refused(task: MonitoredTask, moved: StateMoved, now: datetime) -> TaskS
 def of_signal(task: MonitoredTask, signal: RankSignals, now: datetime) -> Event | None:
     """Return the event of a signalled identity, checkpoint, stop or result; None for other signals.
 
-    None also for the failure of a checkpoint of a kind that the log has already.
+    None also for the failure of a checkpoint, or a lack of copies in memory, of a kind that the log has already.
     """
     at = min(signal.occurred_at, now)
     # The id derives from the thing itself, so that signals of several agents about it make one event.
@@ -214,7 +216,7 @@ def of_signal(task: MonitoredTask, signal: RankSignals, now: datetime) -> Event 
                 step=signal.step,
                 path=signal.path,
             )
-        case RankCheckpointFailed() if recording.is_new(task, signal.reason):
+        case RankCheckpointFailed() if recording.is_new(task.checkpoint_failures, signal.reason):
             return TaskCheckpointFailed(
                 event_id=derived_id(f"{cause}/{signal.worker}/{signal.reason}", SERVICE, "checkpoint-failed"),
                 occurred_at=at,
@@ -223,6 +225,17 @@ def of_signal(task: MonitoredTask, signal: RankSignals, now: datetime) -> Event 
                 step=signal.step,
                 worker=signal.worker,
                 reason=signal.reason,
+            )
+        case RankCopies() if recording.is_lack_to_report(task, signal):
+            return TaskCopiesLacking(
+                event_id=derived_id(f"{cause}/{signal.worker}/{signal.lack}", SERVICE, "copies"),
+                occurred_at=at,
+                task=signal.task,
+                generation=signal.generation,
+                step=signal.step,
+                worker=signal.worker,
+                reason=signal.lack,
+                ended=not signal.lack,
             )
         case RankStopped():
             return TaskStopped(

@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from datetime import datetime
 
 from services.detector.state.task import RECENT_STEPS, MonitoredTask
+from shared.messages.signals import RankCopies
 
 TIMED_STEPS = 2
 """Timed steps of a generation before its rate is recorded: the first step includes work that is done once."""
@@ -96,6 +97,18 @@ def kind_of(reason: str) -> str:
     return _DIGITS.sub("#", reason)
 
 
-def is_new(task: MonitoredTask, reason: str) -> bool:
-    """Return whether the log is to get a failure of a checkpoint of the task."""
-    return kind_of(reason) not in task.checkpoint_failures and len(task.checkpoint_failures) < MAX_KINDS
+def is_new(known: Set[str], reason: str) -> bool:
+    """Return whether the log is to get a failure. ``known``: the kinds of this run that it has."""
+    return kind_of(reason) not in known and len(known) < MAX_KINDS
+
+
+def is_lack_to_report(task: MonitoredTask, signal: RankCopies) -> bool:
+    """Return whether the log is to get what a rank says of copies in memory, and note which are there.
+
+    Signals of several agents may overtake one another: a lack that was made good before it is heard of is not told.
+    """
+    at = (signal.generation, signal.step)
+    if not signal.lack:
+        task.copied = max(task.copied, at)
+        return bool(task.copies_lacking)
+    return at >= task.copied and is_new(task.copies_lacking, signal.lack)

@@ -79,6 +79,8 @@ class MonitoredTask:
         recorded: event id -> generation of the checkpoints, stops, results and errors that the log has and that may be
             found again.
         checkpoint_failures: kinds of the failures of checkpoints that the log has since the last one that was written.
+        copies_lacking: the same of lacks of copies in memory, since all ranks had stored theirs.
+        copied: generation and step of the newest copies that all ranks are known to have stored.
         identity: what its members have agreed to be since it was submitted; empty: not known.
         identity_before: the same, of the submission before.
         setup_s: the longest time that its ranks have taken to join a generation, seconds.
@@ -126,6 +128,7 @@ class MonitoredTask:
     suspicion: Suspicion | None = None
     recorded: dict[str, int] = field(default_factory=dict)
     checkpoint_failures: set[str] = field(default_factory=set)
+    copies_lacking: set[str] = field(default_factory=set)
     identity: dict[str, str] = field(default_factory=dict)
     identity_before: dict[str, str] = field(default_factory=dict)
     setup_s: float | None = None
@@ -133,6 +136,7 @@ class MonitoredTask:
     # Telemetry and its summaries
     durations_s: Unlogged[deque[float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     timed: int = 0
+    copied: tuple[int, int] = (0, 0)
     progress: Unlogged[InstanceOf[ProgressHistory]] = field(default_factory=ProgressHistory, compare=False, repr=False)
     previous_mean_s: float | None = None
     previous_size: int = 0
