@@ -8,7 +8,7 @@ from urllib.parse import quote
 import typer
 
 from cli.options import Format, Output, Server, TaskName
-from cli.output import clock, print_fields, print_json, print_table
+from cli.output import clock, number, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
     from cli.client import Client
@@ -40,6 +40,11 @@ def _copies(shown: dict[str, Any]) -> str | None:
     text = f"every {every} steps{chosen}" if every > 1 else f"every step{chosen}" if every else "none"
     replicated = "; another replica, in another failure domain, has the state too"
     return f"{text}{replicated}" if shown["replicated"] else text
+
+
+def _kept(kept: dict[str, int]) -> str:
+    """Return which nodes keep copies of a task that has no process there, and how large they are, in words."""
+    return ", ".join(f"{number(size_bytes)}B on {node}" for node, size_bytes in kept.items())
 
 
 def _hang_limits(client: Client, shown: dict[str, Any]) -> str | None:
@@ -113,6 +118,7 @@ def show(
             *([("hang_limits", hang_limits)] if hang_limits is not None else []),
             ("checkpoint_failure", _failure(shown["checkpoint_failure"])),
             *([("copies_lacking", _failure(lack))] if (lack := shown.get("copies_lacking")) else []),
+            *([("copies_kept", _kept(kept))] if (kept := shown.get("copies_kept")) else []),
             *([("newcomers_refused", shown["newcomers_refused"])] if shown["newcomers_refused"] else []),
             *(("changed", text) for text in shown["changed"]),
             ("stop_refused", shown["stop_refused"] and shown["stop_refused"]["reason"]),

@@ -116,6 +116,7 @@ class Agent:
         self._output_limits = OutputLimits(settings, self._dropped.counters)
         self._oom_kills = OomKills(self._clock, own_counter())
         self._snapshots = SnapshotFolders(node_folder(settings.memory_dir, settings.run_dir, settings.node), users)
+        self._heartbeats.copies = lambda: self._snapshots.kept
         secrets = TaskSecrets.of_node(settings.secret_directories, separate_users=users.separate)
         self._environment = RankEnvironment(
             settings, address, found, inherited.ranks_name, self._files, self._snapshots, users, secrets
@@ -157,7 +158,7 @@ class Agent:
         await self.devices.start()
         self._background.spawn(self._signals.run(), vital=True)
         self._background.spawn(self._heartbeats.run(), vital=True)
-        self._background.spawn(self._snapshots.keep_sweeping(self.node.tasks, self._clock))
+        self._background.spawn(self._snapshots.keep_looking(self.node.tasks))
         # Where the ranks are: each step would be too often.
         self._background.spawn(every(self._settings.heartbeat_interval_s, self._record))
         self._background.spawn(self._output_limits.keep(self.node.processes))

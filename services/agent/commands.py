@@ -320,6 +320,8 @@ class Commands:
                 self._host.forget_state(command.task)
         else:
             self._close_stores_if_last(command)
+        if command.delete_copies and not self._node.of_task(command.task):
+            self._host.forget_state(command.task)
         return {"workers": {p.worker: WorkerResult(pid=p.pid, step=p.step) for p in processes}}
 
     # ---- waiting

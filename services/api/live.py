@@ -64,7 +64,8 @@ class LiveState:
     """What the heartbeats reported up to one moment: the newest one of each node, and each task. Never changed.
 
     ``reachability``: which nodes the detector does not hear. ``heard_at``: when each newest heartbeat arrived.
-    ``device_readings``: the newest of each node that has devices.
+    ``device_readings``: the newest of each node that has devices. ``copies``: task -> node -> bytes of copies in memory
+    that the node keeps for it without a process there.
     """
 
     heartbeats: Mapping[str, Heartbeat] = field(default_factory=dict)
@@ -72,6 +73,7 @@ class LiveState:
     reachability: Reachability = field(default_factory=Reachability)
     heard_at: Mapping[str, datetime] = field(default_factory=dict)
     device_readings: Mapping[str, list[DeviceReading]] = field(default_factory=dict)
+    copies: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def task(self, name: str, generation: int) -> LiveTask | None:
         """Return a task as its workers report it, or None if the reports are of an older generation."""
@@ -162,4 +164,12 @@ class Live:
             reachability,
             dict(self._heard_at),
             dict(self._device_readings),
+            self._copies(),
         )
+
+    def _copies(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        for heartbeat in self._heartbeats.values():
+            for task, size_bytes in heartbeat.copies.items():
+                found.setdefault(task, {})[heartbeat.node] = size_bytes
+        return found

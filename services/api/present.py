@@ -73,6 +73,7 @@ def task(view: TaskView, live: LiveState) -> Task:
         replicated=None if ended else view.replicated,
         checkpoint_failure=_checkpoint_failure(view),
         copies_lacking=None if ended else _copies_lacking(view),
+        copies_kept=dict(sorted(live.copies.get(view.name, {}).items())),
         stop_refused=StopRefusal(**view.stop_refused.model_dump()) if view.stop_refused is not None else None,
         changed=view.changed,
         newcomers_refused=None if ended else view.newcomers_refused or None,

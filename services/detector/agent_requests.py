@@ -47,27 +47,28 @@ class AgentRequests:
             return None
 
     async def clean(self, clean: Clean) -> None:
-        """Send a request to end left-behind ranks. A node that does not do it is asked again later."""
+        """Send a request to end left-behind ranks or copies. A node that does not do it is asked again later."""
         command = ReleaseTask(
             command_id=str(uuid.uuid4()),
             plan=f"clean/{clean.node}",
             task=clean.task,
             generation=clean.generation,
             workers=clean.workers,
+            delete_copies=clean.copies,
         )
         subject = f"{LEFTOVERS}.{clean.node}"
         try:
             answer = await self._bus.request(subject, command.model_dump_json().encode(), timeout_s=CLEAN_TIMEOUT_S)
             reply = decode(REPLY, answer)
         except Unavailable as err:
-            logger.warning("node %s is back and not clean yet: %s", clean.node, err.detail, extra=ids(clean))
+            logger.warning("node %s does not clean up yet: %s", clean.node, err.detail, extra=ids(clean))
             return
         except Undecodable as err:
             self._dropped.note(subject, err)
             return
         if not reply.ok:
             logger.warning(
-                "node %s is back and does not end %s: %s %s", clean.node, clean.task, reply.code, reply.detail
+                "node %s does not clean up behind %s: %s %s", clean.node, clean.task, reply.code, reply.detail
             )
 
     async def stacks(self, question: StacksQuestion) -> StacksReply | None:

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
+from services.detector import kept_copies
 from services.detector.answers import admission, devices, online_statistics, returns, status_events
 from services.detector.answers.admission import Ask, Liveness, Patience
 from services.detector.answers.decision import Decision, Revoke
@@ -183,6 +184,7 @@ class Monitor:
         node.receive(heartbeat, now)
         if node.present:
             decision.cleans += leftovers.requests(self.state, node, leftovers.find(self.state, node, now), now)
+            decision.cleans += kept_copies.requests(self.state, node, now)
             devices.joined(self._incidents(decision, now), node.name)
         for status in heartbeat.workers:
             decision.add(self.state, status_events.of_rank(self.state, status, self.limits.progress_interval_s, now))

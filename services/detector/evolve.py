@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from services.detector import kept_copies
 from services.detector.incidents.faults import SERVICE
 from services.detector.nodes import isolation
 from services.detector.progress import recording
@@ -36,6 +37,7 @@ from shared.events.union import (
     TaskCheckpointed,
     TaskCheckpointFailed,
     TaskCopiesLacking,
+    TaskDeleted,
     TaskFailed,
     TaskFinished,
     TaskIdentified,
@@ -43,6 +45,7 @@ from shared.events.union import (
     TaskResumeRequested,
     TaskStopped,
     TaskStopRefused,
+    TaskStopRequested,
     TaskSubmitted,
     WorkerSlowed,
     derived_id,
@@ -208,6 +211,9 @@ def _stopped(state: DetectorState, event: TaskStopped) -> None:
     task.recorded[event.event_id] = event.generation
     # A paused task has saved its state, and goes on when there are workers for it.
     pausing = task.change is not None and task.change.action == "pause"
+    task.is_saved = bool(event.path) and event.step >= task.step
+    if not pausing and not task.is_saved and not task.discards:
+        task.copies_until = kept_copies.until(event.occurred_at)
     _leave(task, ended=not pausing)
 
 
@@ -221,6 +227,20 @@ def _finished(state: DetectorState, event: TaskFinished) -> None:
     task = _task(state, event.task)
     task.recorded[event.event_id] = event.generation
     _leave(task, ended=True)
+
+
+def _failed(state: DetectorState, event: TaskFailed) -> None:
+    task = _task(state, event.task)
+    task.copies_until = kept_copies.until(event.occurred_at)
+    _leave(task, ended=True)
+
+
+def _stop_requested(state: DetectorState, event: TaskStopRequested) -> None:
+    _task(state, event.task).discards |= event.lose_steps or event.at_once
+
+
+def _deleted(state: DetectorState, event: TaskDeleted) -> None:
+    _task(state, event.task).copies_until = None
 
 
 def _leave(task: MonitoredTask, *, ended: bool) -> None:
@@ -389,7 +409,9 @@ _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
     TaskStopRefused: _stop_refused,
     TaskChanged: lambda state, event: _task(state, event.task).reweigh(event.weight),
     TaskFinished: _finished,
-    TaskFailed: lambda state, event: _leave(_task(state, event.task), ended=True),
+    TaskFailed: _failed,
+    TaskStopRequested: _stop_requested,
+    TaskDeleted: _deleted,
     ErrorDetected: _error,
     PlanDecided: _planned,
     StateMoved: _moved,

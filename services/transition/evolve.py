@@ -117,9 +117,9 @@ def _logged(state: State, event: Event) -> State:
             part = state.task(task).part
             return state if part is None else _fired(state, part, TimerName.BACK_OFF)
         case TaskFinished() | TaskFailed():
-            return _task_ended(state, event.task, failed=isinstance(event, TaskFailed))
+            return _task_ended(state, event.task, unfinished=isinstance(event, TaskFailed))
         case TaskStopped():
-            return _task_ended(_saved(state, event.task), event.task, stopped=True)
+            return _task_ended(_saved(state, event.task), event.task, stopped=True, unfinished=True)
         case ErrorDetected():
             if event.task is not None and event.step is not None:
                 state = state.with_step(event.task, event.step)
@@ -165,7 +165,7 @@ def _moved_step(state: State, event: StateMoved) -> State:
 
 
 def _submitted(state: State, event: TaskSubmitted) -> State:
-    known = replace(state.task(event.task), ended=False, failed=False, may_lose=False, identity={})
+    known = replace(state.task(event.task), ended=False, unfinished=False, may_lose=False, identity={})
     task = replace(known, spec=event.spec, step=event.step)
     if task.part is None or not task.part.active:
         # A task that reuses the name of an ended one starts without processes.
@@ -173,13 +173,13 @@ def _submitted(state: State, event: TaskSubmitted) -> State:
     return state.with_task(event.task, task)
 
 
-def _task_ended(state: State, name: str, *, stopped: bool = False, failed: bool = False) -> State:
+def _task_ended(state: State, name: str, *, stopped: bool = False, unfinished: bool = False) -> State:
     """Fold the end of a task, or of a pause. Its part is superseded, unless the plan itself ends the task."""
     part = state.task(name).part
     if part is not None and part.active and part.change.action not in ENDINGS:
         state = state.with_part(part.ended(Outcome.SUPERSEDED))
     paused = stopped and part is not None and part.change.action == "pause"
-    return state.with_ended(name, paused=paused, failed=failed)
+    return state.with_ended(name, paused=paused, unfinished=unfinished)
 
 
 def _saved(state: State, task: str) -> State:

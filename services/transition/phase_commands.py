@@ -116,8 +116,10 @@ def _stop(state: State, part: Part, phase: Phase) -> list[Send]:
 
 def _release(state: State, part: Part, phase: Phase) -> list[Send]:
     staying = {node_of(w) for w in kept(part)}
-    # A task that has failed, or is paused, may go on; one that has finished or was stopped as asked has what it needs.
-    keep = part.change.action == "pause" or state.task(part.task).failed
+    # A task that is paused, has failed, or has ended without a process that could save its state, may go on: the
+    # detector knows when its copies are not needed any more. One that has finished or was stopped has what it needs.
+    action = part.change.action
+    keep = action == "pause" or (action == "end" and state.task(part.task).unfinished)
 
     def build(base: dict[str, Any], mine: list[str]) -> Command:
         return ReleaseTask(**base, workers=mine, all_workers=node_of(mine[0]) not in staying, keep_copies=keep)

@@ -262,7 +262,7 @@ class Task:
         generation: the newest known generation.
         ended: whether it has ended, or was paused, since it was submitted: its processes exit by themselves.
         paused: whether the newest of these ends was a pause, so that the task may go on.
-        failed: whether it has failed since it was submitted.
+        unfinished: whether it has ended otherwise than with its result, so that it may be resumed.
         occupied: workers that may have a process of the task.
         leaving: workers whose process a plan has ended or is ending, without a successor so far.
         may_lose: whether a user wants it to stop also if that loses steps.
@@ -275,7 +275,7 @@ class Task:
     generation: int = 0
     ended: bool = False
     paused: bool = False
-    failed: bool = False
+    unfinished: bool = False
     occupied: frozenset[str] = frozenset()
     leaving: frozenset[str] = frozenset()
     may_lose: bool = False
@@ -346,12 +346,12 @@ class State:
         task = self.tasks.get(name)
         return self if task is None or task.step >= step else self.with_task(name, replace(task, step=step))
 
-    def with_ended(self, name: str, *, paused: bool = False, failed: bool = False) -> State:
+    def with_ended(self, name: str, *, paused: bool = False, unfinished: bool = False) -> State:
         """Return the state in which a task has ended, without those after which ``RECENTLY_ENDED`` others ended."""
         tasks = dict(self.tasks)
         if (task := tasks.pop(name, None)) is None:
             return self
-        tasks[name] = replace(task, ended=True, paused=paused, failed=failed)  # behind those that ended before
+        tasks[name] = replace(task, ended=True, paused=paused, unfinished=unfinished)  # behind those that ended before
         settled = [each for each, one in tasks.items() if one.settled and not one.paused]
         for each in settled[: max(0, len(settled) - RECENTLY_ENDED)]:
             del tasks[each]

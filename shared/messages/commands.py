@@ -139,14 +139,15 @@ class ReleaseTask(CommandBase):
     """End the task's processes on these workers; reply when they are gone.
 
     ``all_workers``: the task leaves the node, so end its store and delete its in-memory copies, too. ``keep_copies``:
-    leave these for as long as a node keeps copies without a process of their task: they may be all that there is of its
-    steps since its newest checkpoint.
+    leave these: they may be all that there is of its steps since its newest checkpoint. ``delete_copies``: delete them
+    although none of its workers leaves the node, unless it has a process there: it is over.
     """
 
     kind: Literal["release"] = "release"
     workers: list[WorkerName]
     all_workers: bool = False
     keep_copies: bool = False
+    delete_copies: bool = False
 
 
 def _with_kind(value: Any) -> Any:

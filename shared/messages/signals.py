@@ -352,6 +352,7 @@ class Heartbeat(Message):
     version. ``supervisor``: as in ``shared.messages.admission.Hello``. ``devices``: those of which there is something
     to say. ``device_readings``: of all devices of the node, in the heartbeat after each look at them (every few
     seconds); empty in all others, since they are a third of a heartbeat: a reader keeps the newest.
+    ``copies``: task -> bytes of the copies in memory that the node keeps for it, of tasks without a process there.
     """
 
     node: Name
@@ -370,6 +371,7 @@ class Heartbeat(Message):
     counters: dict[str, Integer] = Field(default_factory=dict)
     devices: list[DeviceStatus] = Field(default_factory=list)
     device_readings: list[DeviceReading] = Field(default_factory=list)
+    copies: dict[Name, Integer] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _own_workers(self) -> Self:

@@ -193,6 +193,19 @@ async def test_copies_stay_where_a_task_may_go_on(agent: Agent, driver: Driver, 
         assert folder.exists() == keep
 
 
+async def test_copies_are_deleted_on_request_unless_their_task_has_a_process(
+    agent: Agent, driver: Driver, settings: Settings
+) -> None:
+    await train(driver)
+    folder = node_folder(settings.memory_dir, settings.run_dir, "n0") / "gpt"
+    assert (await driver.ask("release", 1, workers=[], delete_copies=True)).ok
+    assert folder.exists()
+    assert (await driver.ask("release", 2, workers=driver.workers, all_workers=True, keep_copies=True)).ok
+    assert folder.exists()
+    assert (await driver.ask("release", 2, workers=[], delete_copies=True)).ok
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize(("behaviour", "code"), [("die-early", 7), ("die-joining", 3)])
 async def test_a_command_fails_at_once_when_its_process_dies(
     agent: Agent, driver: Driver, ear: Ear, behaviour: str, code: int

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from services.agent.files.rank_users import RankUsers
-from services.agent.files.snapshot_folders import LINGER_S, SnapshotFolders, node_folder
+from services.agent.files.snapshot_folders import SnapshotFolders, node_folder
 
 
 def filled(folder: Path, *tasks: str) -> SnapshotFolders:
@@ -30,21 +30,20 @@ def test_a_nodes_folder_is_its_own_and_its_next_agents(tmp_path: Path) -> None:
     assert folder.parent == tmp_path
 
 
-def test_snapshots_outlive_the_processes_of_their_task_for_a_while(tmp_path: Path) -> None:
+def test_snapshots_without_a_process_of_their_task_stay_and_are_reported(tmp_path: Path) -> None:
+    """They may be all that there is of its newest steps: the detector knows when that is not so any more."""
     folders = filled(tmp_path, "a", "b")
-    folders.sweep({"a", "b"}, 0.0)
-    folders.sweep({"a"}, 1.0)
-    folders.sweep({"a"}, LINGER_S)
+    for _ in range(2):
+        folders.look({"a"})
+        assert folders.kept == {"b": 4}
+    folders.look({"a", "b"})
+    assert folders.kept == {}
+    folders.look(())
+    assert folders.kept == {"a": 4, "b": 4}
     assert names(tmp_path) == {"a", "b"}
-    folders.sweep({"a"}, LINGER_S + 1.0)
-    assert names(tmp_path) == {"a"}
-
-
-def test_a_task_that_came_back_starts_its_time_anew(tmp_path: Path) -> None:
-    folders = filled(tmp_path, "a")
-    for at_s, present in ((0.0, set[str]()), (LINGER_S - 1, {"a"}), (LINGER_S + 1, set[str]()), (2 * LINGER_S, set())):
-        folders.sweep(present, at_s)
-        assert names(tmp_path) == {"a"}
+    folders.forget("b")
+    folders.look(())
+    assert folders.kept == {"a": 4}
 
 
 def test_forgetting_a_task_and_leaving(tmp_path: Path) -> None:
@@ -53,7 +52,8 @@ def test_forgetting_a_task_and_leaving(tmp_path: Path) -> None:
     folders.forget("never-seen")
     assert names(tmp_path / "node") == {"b"}
     folders.close()
-    folders.sweep((), 0.0)
+    folders.look(())
+    assert folders.kept == {}
     assert not names(tmp_path)
 
 

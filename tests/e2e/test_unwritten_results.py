@@ -122,10 +122,9 @@ for step in run.steps():
 """
 
 
-def test_a_task_that_failed_goes_on_from_its_copies_which_are_newer_than_its_checkpoint(
-    client: Client, tmp_path: Path
-) -> None:
-    name, script, fail = "failed-in-a-step", tmp_path / "raises.py", tmp_path / "fail"
+def fail_in_a_step(client: Client, name: str, tmp_path: Path) -> Path:
+    """Have a task fail behind its newest checkpoint; return the file whose end mends it."""
+    script, fail = tmp_path / "raises.py", tmp_path / "fail"
     script.write_text(RAISES)
     fail.touch()
     place = {"every": 4, "memory_every": 1}
@@ -134,9 +133,38 @@ def test_a_task_that_failed_goes_on_from_its_copies_which_are_newer_than_its_che
     client.submit(spec | {"batch": {"global": 8}, "script": str(script), "env": env})
     failed = client.until_state(name, "failed")
     assert 0 < failed["saved_step"] <= 8
-    fail.unlink()
+    return fail
+
+
+def test_a_task_that_failed_goes_on_from_its_copies_which_are_newer_than_its_checkpoint(
+    client: Client, tmp_path: Path
+) -> None:
+    name = "failed-in-a-step"
+    fail_in_a_step(client, name, tmp_path).unlink()
     client.http.post(f"/v1/tasks/{name}/resume").raise_for_status()
     client.until_state(name, "succeeded")
     resumed = [e for e in events(client, name, "state.moved") if e["phase"] in ("resumed", "restored")]
     assert resumed[-1]["step"] == 11
     assert set(resumed[-1]["sources"].values()) <= {"memory", "peer-memory"}
+
+
+def test_copies_stay_until_their_task_is_over_also_over_a_restart_of_an_agent(client: Client, tmp_path: Path) -> None:
+    name = "failed-and-deleted"
+    fail_in_a_step(client, name, tmp_path)
+
+    def kept() -> Record:
+        copies: Record = client.task(name)["copies_kept"]
+        return copies
+
+    before: Record = client.until("nodes keep its copies", kept)
+    assert all(size_bytes > 0 for size_bytes in before.values())
+    node = next(iter(before))
+    incarnation = client.http.get(f"/v1/nodes/{node}").raise_for_status().json()["incarnation"]
+    client.http.post(f"/v1/nodes/{node}/agent/restart").raise_for_status()
+    client.until(
+        "the node has another agent",
+        lambda: client.http.get(f"/v1/nodes/{node}").json()["incarnation"] != incarnation,
+    )
+    client.until("they are there still", lambda: kept().items() >= before.items())
+    client.http.delete(f"/v1/tasks/{name}").raise_for_status()
+    client.until("they are deleted", lambda: not kept())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import pytest
@@ -80,7 +81,13 @@ def test_one_that_is_paused_goes_on_with_its_specification() -> None:
 
 @pytest.mark.parametrize(
     ("ends", "action", "keeps"),
-    [(Drive.finish, "end", False), (Drive.fail, "end", True), (None, "stop", False), (None, "pause", True)],
+    [
+        (Drive.finish, "end", False),
+        (Drive.fail, "end", True),
+        (partial(Drive.stopped, step=40), "end", True),
+        (None, "stop", False),
+        (None, "pause", True),
+    ],
 )
 def test_the_copies_of_one_that_may_go_on_stay_in_its_nodes_memory(
     ends: Callable[[Drive, str], None] | None, action: Literal["end", "stop", "pause"], keeps: bool

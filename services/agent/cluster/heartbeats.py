@@ -42,6 +42,7 @@ class Heartbeats:
         devices: returns the devices of which there is something to say.
         device_readings: returns what there is of all devices, once after each look at them.
         busy_workers: returns the workers whose device computes.
+        copies: returns the bytes of copies in memory that the node keeps for each task without a process here.
         sequence: number of the newest heartbeat; 0: none yet.
         published_at_s: when it was published, by the agent's monotonic clock.
     """
@@ -64,6 +65,7 @@ class Heartbeats:
         self.devices: Callable[[], list[DeviceStatus]] = list
         self.device_readings: Callable[[], list[DeviceReading]] = list
         self.busy_workers: Callable[[], Set[str]] = frozenset
+        self.copies: Callable[[], dict[str, int]] = dict
         self.sequence = 0
         self.published_at_s: float | None = None
         self._due = asyncio.Event()
@@ -124,6 +126,7 @@ class Heartbeats:
             counters=dict(self._counters),
             devices=self.devices(),
             device_readings=self.device_readings(),
+            copies=self.copies(),
         )
         await self._bus.publish(f"{HEARTBEATS}.{self._node.name}", heartbeat.model_dump_json().encode())
         self.published_at_s = self._clock.seconds()

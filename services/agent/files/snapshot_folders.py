@@ -1,8 +1,9 @@
 """The node's folder in shared memory, in which its ranks keep the snapshots of their tasks (``unicron.snapshot``).
 
 Ranks write the folder and may die at any moment; their successors go on from the snapshots. So the agent alone makes
-and deletes folders: a task's when what it has is saved elsewhere, or long after the task's last process there; all when
-the node leaves. An agent that is started again finds the folder of its predecessor.
+and deletes folders: a task's when what it has is saved elsewhere, or when the detector says that the task is over; all
+when the node leaves. The detector knows from heartbeats which folders have no process (``kept_copies.py`` there). An
+agent that is started again finds the folder of its predecessor.
 """
 
 from __future__ import annotations
@@ -18,21 +19,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from services.agent.files.rank_users import RankUsers
-from shared.clock import SteadyClock
 from shared.errors import Unavailable
 
 logger = logging.getLogger(__name__)
 
-LINGER_S = 600.0
-"""How long snapshots stay on a node without a process of their task. A task that has lost all its processes is back
-within much less; a node can spare the memory for a task that moved away for this long."""
-
-SWEEP_INTERVAL_S = 30.0
-"""Time between two searches for snapshots to delete: short beside ``LINGER_S``."""
-
 CHECK_INTERVAL_S = 1.0
-"""Pause between two looks whether folders are still there. Without its folder a task has no snapshots; a look takes
-some microseconds."""
+"""Pause between two looks whether folders are still there, and which have no process. Without its folder a task has no
+snapshots; a look takes some microseconds."""
 
 
 def node_folder(root: Path, run_dir: Path, node: str) -> Path:
@@ -51,8 +44,8 @@ class SnapshotFolders:
 
     def __init__(self, folder: Path, users: RankUsers) -> None:
         self.folder, self._users = folder, users
-        self._deserted_s: dict[str, float] = {}
-        """Task -> the time of the first sweep that found no process of the task."""
+        self.kept: dict[str, int] = {}
+        """Task -> bytes of its snapshots, of tasks without a process here, at the newest look."""
 
     def of_task(self, task: str) -> Path:
         """Return the folder of a task."""
@@ -94,28 +87,16 @@ class SnapshotFolders:
                 os.chown(folder, os.geteuid(), os.getegid(), follow_symlinks=False)
         shutil.rmtree(folder, ignore_errors=True)
 
-    def sweep(self, present: Iterable[str], at_s: float) -> None:
-        """Delete the snapshots of tasks that have had no process on this node for ``LINGER_S``.
+    def look(self, present: Iterable[str]) -> None:
+        """Find the snapshots of tasks without a process here. ``present``: the tasks with one."""
+        self.kept = {task: _size_bytes(self.of_task(task)) for task in sorted(self._present() - set(present))}
 
-        Args:
-            present: the tasks with processes on this node.
-            at_s: the time on any steady clock.
-        """
-        here = set(present)
-        self._deserted_s = {task: self._deserted_s.get(task, at_s) for task in self._present() - here}
-        for task, since_s in self._deserted_s.items():
-            if at_s - since_s >= LINGER_S:
-                self.forget(task)
-
-    async def keep_sweeping(self, present: Callable[[], Iterable[str]], clock: SteadyClock) -> None:
-        """Restore and sweep, until cancelled. ``present``: returns the tasks with processes here."""
-        swept_s = clock.seconds()
+    async def keep_looking(self, present: Callable[[], Iterable[str]]) -> None:
+        """Restore and look, until cancelled. ``present``: returns the tasks with processes here."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             self.restore(present())
-            if clock.seconds() - swept_s >= SWEEP_INTERVAL_S:
-                swept_s = clock.seconds()
-                self.sweep(present(), swept_s)
+            self.look(present())
 
     def close(self) -> None:
         """Delete all snapshots, when the node leaves."""
@@ -126,6 +107,16 @@ class SnapshotFolders:
     def _present(self) -> set[str]:
         """Return the tasks that have a folder."""
         return {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
+
+
+def _size_bytes(folder: Path) -> int:
+    """Return how large the files of a folder are together; what is deleted meanwhile does not count."""
+    size_bytes = 0
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            with contextlib.suppress(OSError):
+                size_bytes += path.lstat().st_size
+    return size_bytes
 
 
 def _make(folder: Path, uid: int, mode: int) -> None:

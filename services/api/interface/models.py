@@ -82,6 +82,7 @@ class Task(BaseModel):
     ``memory_every``: steps between two copies in memory, as rank 0 has reported; 0: none are taken. ``replicated``:
     whether ranks in other failure domains have each part of the state too. Both None before they are known.
     ``copies_lacking``: why copies are missing that a recovery would rely on; None: none are known to be.
+    ``copies_kept``: node -> bytes of copies that it keeps of a task without a process there, until the task is over.
 
     ``changed``: in words, what of its code, data, settings and libraries is not as it was before the task was resumed.
     ``newcomers_refused``: why new processes cannot take part, with both values; None: they can. ``wait``: why none is
@@ -114,6 +115,7 @@ class Task(BaseModel):
     replicated: bool | None
     checkpoint_failure: CheckpointFailure | None
     copies_lacking: CopiesLack | None
+    copies_kept: dict[str, int]
     stop_refused: StopRefusal | None
     changed: list[str]
     newcomers_refused: str | None

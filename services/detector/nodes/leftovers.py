@@ -29,12 +29,14 @@ class Clean:
     """A request to a node: end the ranks of ``task`` on ``workers``, which the node should not have.
 
     ``generation``: the newest one that the node's agent can have seen, so that the agent accepts the request.
+    ``copies``: whether to delete its copies in memory, too (``kept_copies.py``).
     """
 
     node: str
     task: str
     generation: int
     workers: list[str]
+    copies: bool = False
 
 
 def of_returned(heartbeat: Heartbeat) -> dict[str, list[str]]:

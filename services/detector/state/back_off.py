@@ -19,8 +19,7 @@ FIRST_WAIT_S = 1.0
 
 LONGEST_WAIT_S = 120.0
 """Chosen: a task is back two minutes after the end of an outage at the latest, and a try each two minutes costs little.
-It is well below the ten minutes for which in-memory copies stay on a node without processes of their task
-(``services.agent.files.snapshot_folders.LINGER_S``)."""
+Its copies in memory stay meanwhile (``kept_copies.py``)."""
 
 _MOST_DOUBLINGS = 16
 """Far beyond ``LONGEST_WAIT_S``; a power of any number of failures would overflow."""

@@ -109,7 +109,9 @@ class DetectorState:
         if task is not None and task.ended and task.change is None and not task.unanswered:
             del self.tasks[name]
             self.causes.forget_task(name)
-            self.ended[name] = EndedTask(task.generation, task.highest_generation, task.recorded, task.identity)
+            self.ended[name] = EndedTask(
+                task.generation, task.highest_generation, task.recorded, task.identity, task.copies_until
+            )
 
     def recall(self, name: str) -> MonitoredTask | None:
         """Return a task, again as one of ``tasks`` if it had ended; None if the log does not have it."""
@@ -122,6 +124,7 @@ class DetectorState:
                 highest_generation=ended.highest_generation,
                 recorded=ended.recorded,
                 identity=ended.identity,
+                copies_until=ended.copies_until,
                 ended=True,
             )
         return self.tasks.get(name)

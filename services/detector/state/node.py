@@ -35,6 +35,8 @@ class MonitoredNode:
         heartbeat: its newest heartbeat.
         cleaned_at: when it was last asked to end the ranks that its absence left behind, or that no plan names.
         leftover_since: workers whose process no plan names, and since when (``leftovers.py``).
+        unneeded_since: tasks whose copies in memory it seems to keep in vain, and since when (``kept_copies.py``).
+        copies_asked_at: when it was last asked to delete the copies of each task.
         stopped: pid -> the time since which every heartbeat has shown the process stopped (kernel state T).
         reached_at: when the newest question was put that a witness answered with having reached its agent.
         witnesses: who was asked to probe it -> when last.
@@ -61,6 +63,8 @@ class MonitoredNode:
     heartbeat: Heartbeat | None = None
     cleaned_at: datetime | None = None
     leftover_since: dict[str, datetime] = field(default_factory=dict)
+    unneeded_since: dict[str, datetime] = field(default_factory=dict)
+    copies_asked_at: dict[str, datetime] = field(default_factory=dict)
     stopped: dict[int, datetime] = field(default_factory=dict)
     reached_at: datetime | None = None
     witnesses: dict[str, datetime] = field(default_factory=dict)

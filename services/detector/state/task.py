@@ -70,6 +70,9 @@ class MonitoredTask:
         cause: the error that this plan answers; None if it answers another kind of event.
         change: the part of that plan that is still to be done; None if nothing is.
         ended: the task has finished, stopped or failed.
+        is_saved: whether what it has done is saved, since it was paused so; false while it trains.
+        discards: whether a user wants it to stop also if steps are lost.
+        copies_until: until when its nodes keep its copies in memory; None: they keep none, once it has ended.
         step: updates applied.
         covered: worker -> the generation up to which a failure of the worker belongs to a known incident.
         failures: how the task has failed so far.
@@ -120,6 +123,9 @@ class MonitoredTask:
     cause: KnownError | None = None
     change: TaskChange | None = None
     ended: bool = False
+    is_saved: bool = False
+    discards: bool = False
+    copies_until: datetime | None = None
     step: int = 0
     covered: dict[str, int] = field(default_factory=dict)
     failures: FailureHistory = field(default_factory=FailureHistory)
@@ -217,7 +223,7 @@ class MonitoredTask:
         self.generation, self.members = stage.generation, {m.worker: m for m in stage.members}
         self.layout = stage.layout
         self.statistics.enter(self.generation, self.layout, self.members)
-        self.has_trained = True
+        self.has_trained, self.is_saved = True, False
         self.step = event.step
         setup_s = sum(event.durations_s.get(name, 0.0) for name in ("rebuild", "agree", "move"))
         self.setup_s = max(self.setup_s or 0.0, setup_s) or None
@@ -253,3 +259,4 @@ class EndedTask:
     highest_generation: int
     recorded: dict[str, int]
     identity: dict[str, str] = field(default_factory=dict)
+    copies_until: datetime | None = None
