@@ -24,6 +24,7 @@ _TRIGGERS = {
     Trigger.TASK_SUBMITTED: "a task that was submitted",
     Trigger.TASK_CHANGED: "a task whose weight or limits were changed",
     Trigger.RESUME_REQUESTED: "the request to try a task again that waits after failures",
+    Trigger.RESULT_UNWRITTEN: "that a task cannot write its result, or is to try that again",
     Trigger.STOP_REQUESTED: "the request to stop a task",
     Trigger.STOP_REFUSED: "a task that was not stopped, since its state could not be saved",
     Trigger.TASK_PAUSED: "a task whose state is saved, and that waits for workers",

@@ -93,6 +93,8 @@ def task(view: TaskView, live: LiveState) -> Task:
 
 def waits_for_storage(view: TaskView, live: LiveState) -> str:
     """Return why a task waits whose steps are all done, and which cannot write what it has; empty: it does not."""
+    if view.unwritten and view.wait is not None and view.state not in ENDED:
+        return view.wait.reason
     failure = view.checkpoint_failure
     if view.state not in _TRAINS or failure is None or failure.step < view.spec.steps:
         return ""

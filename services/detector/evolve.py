@@ -42,6 +42,7 @@ from shared.events.union import (
     TaskFinished,
     TaskIdentified,
     TaskProgressed,
+    TaskResultUnwritten,
     TaskResumeRequested,
     TaskStopped,
     TaskStopRefused,
@@ -204,6 +205,12 @@ def _copies_lacking(state: DetectorState, event: TaskCopiesLacking) -> None:
         task.copies_lacking.clear()
     else:
         task.copies_lacking.add(recording.kind_of(event.reason))
+
+
+def _result_unwritten(state: DetectorState, event: TaskResultUnwritten) -> None:
+    task = _task(state, event.task)
+    task.recorded[event.event_id] = event.generation
+    task.lent += not event.ended
 
 
 def _stopped(state: DetectorState, event: TaskStopped) -> None:
@@ -405,6 +412,7 @@ _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
     TaskCheckpointed: _checkpointed,
     TaskCheckpointFailed: _checkpoint_failed,
     TaskCopiesLacking: _copies_lacking,
+    TaskResultUnwritten: _result_unwritten,
     TaskStopped: _stopped,
     TaskStopRefused: _stop_refused,
     TaskChanged: lambda state, event: _task(state, event.task).reweigh(event.weight),

@@ -49,6 +49,7 @@ from shared.events.union import (
     TaskChanged,
     TaskFailed,
     TaskFinished,
+    TaskResultUnwritten,
     TaskResumeRequested,
     TaskStarving,
     TaskStopped,
@@ -138,6 +139,8 @@ def _draft(state: State, event: EventBase) -> _Draft | None:
             return _resumed(state, event)
         case TaskStarving():
             return _starving(state, event)
+        case TaskResultUnwritten():
+            return _result_unwritten(state, event)
         case TaskFinished() | TaskFailed() | TaskStopped():
             return _task_ended(state, event)
         case StateMoved():
@@ -232,6 +235,18 @@ def _starving(state: State, event: TaskStarving) -> _Draft:
     if wait is None or wait.since != event.since:
         return draft
     return _ask(state, draft, f"task {event.task} has waited too long")
+
+
+def _result_unwritten(state: State, event: TaskResultUnwritten) -> _Draft:
+    """Answer that a task cannot write its result: others may have its workers; or that it is to try again."""
+    draft, task = _Draft(Trigger.RESULT_UNWRITTEN), state.tasks.get(event.task)
+    if task is None or task.life != "active" or task.leaving:
+        return draft
+    if event.ended:
+        return _ask(state, draft, f"task {event.task} is to write its result") if task.queued else draft
+    if task.unwritten is None or task.unwritten.cause != event.event_id:
+        return draft
+    return _ask(state, draft, f"task {event.task} cannot write its result")
 
 
 def _stop_task(state: State, draft: _Draft, task: Task, reason: str) -> None:

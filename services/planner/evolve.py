@@ -12,7 +12,7 @@ from typing import Any
 from services.planner.execution import execute_phase, formed_stage, make_plan
 from services.planner.state.admission import present_wait
 from services.planner.state.blame import blamed_node, blamed_task, blamed_workers, is_stale
-from services.planner.state.cluster import State, Task
+from services.planner.state.cluster import State, Task, Unwritten
 from services.planner.state.nodes import (
     adopt_node,
     cordon_node,
@@ -47,6 +47,7 @@ from shared.events.union import (
     TaskFailed,
     TaskFinished,
     TaskProgressed,
+    TaskResultUnwritten,
     TaskResumeRequested,
     TaskStarving,
     TaskStopped,
@@ -166,7 +167,20 @@ def _checkpointed(state: State, event: TaskCheckpointed, at: datetime) -> State:
 
 
 def _resume_requested(state: State, event: TaskResumeRequested, at: datetime) -> State:
-    return state.with_changed(event.task, needs_operator="") if event.task in state.tasks else state
+    return state.with_changed(event.task, needs_operator="", unwritten=None) if event.task in state.tasks else state
+
+
+def _result_unwritten(state: State, event: TaskResultUnwritten, at: datetime) -> State:
+    """Take the workers of a task that cannot write its result, until its time to try again has come."""
+    task = state.tasks.get(event.task)
+    if task is None or task.life != "active" or task.leaving:
+        return state
+    if event.ended:
+        return state.with_changed(event.task, unwritten=None)
+    if not task.members or event.generation != task.generation:
+        return state
+    why = Unwritten(reason=event.reason, retry_at=event.retry_at, cause=event.event_id, worker=event.worker)
+    return state.with_changed(event.task, unwritten=why, home=task.members)
 
 
 def _error(state: State, event: ErrorDetected, at: datetime) -> State:
@@ -203,6 +217,7 @@ _FOLDS: dict[type[EventBase], Callable[[State, Any, datetime], State]] = {
     TaskStopped: _stopped,
     TaskStopRefused: _stop_refused,
     TaskProgressed: _progressed,
+    TaskResultUnwritten: _result_unwritten,
     TaskCheckpointed: _checkpointed,
     NodeJoined: join_node,
     NodeAdopted: adopt_node,

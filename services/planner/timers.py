@@ -8,19 +8,19 @@ from typing import NamedTuple
 from services.planner.decide import SERVICE
 from services.planner.state.admission import due
 from services.planner.state.cluster import State, node_of
-from shared.events.union import TaskStarving, WorkerSlowed, derived_id
+from shared.events.union import TaskResultUnwritten, TaskStarving, WorkerSlowed, derived_id
 
 
 class Timer(NamedTuple):
     """An event that is to be appended at a time."""
 
     at: datetime
-    event: TaskStarving | WorkerSlowed
+    event: TaskStarving | TaskResultUnwritten | WorkerSlowed
 
 
 def next_timer(state: State) -> Timer | None:
     """Return the timer that comes first; None if none is set. Its event's id follows from what has set it."""
-    timers = [*_waits(state), *_trials(state)]
+    timers = [*_waits(state), *_tries(state), *_trials(state)]
     return min(timers, key=lambda timer: timer.at, default=None)
 
 
@@ -37,6 +37,28 @@ def _waits(state: State) -> list[Timer]:
             ),
         )
         for first in due(state)[:1]
+    ]
+
+
+def _tries(state: State) -> list[Timer]:
+    """Return the timers of the tasks that are to try again to write their result, by name."""
+    return [
+        Timer(
+            task.unwritten.retry_at,
+            TaskResultUnwritten(
+                event_id=derived_id(task.unwritten.cause, SERVICE, "tries-again"),
+                occurred_at=task.unwritten.retry_at,
+                task=name,
+                generation=task.generation,
+                step=task.step,
+                worker=task.unwritten.worker,
+                reason=task.unwritten.reason,
+                retry_at=task.unwritten.retry_at,
+                ended=True,
+            ),
+        )
+        for name, task in sorted(state.tasks.items())
+        if task.unwritten is not None and task.life == "active"
     ]
 
 

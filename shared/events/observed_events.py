@@ -53,6 +53,24 @@ class TaskCheckpointFailed(TaskEvent):
     reason: str
 
 
+class TaskResultUnwritten(TaskEvent):
+    """The task has done all steps and cannot write its result: it waits without workers, which others may have.
+
+    What is done is kept: in a checkpoint, or in its nodes' memory. ``reason``: in words. ``worker``: the worker that
+    reported it. ``retry_at``: when the task is to have workers again, to write only. ``ended``: that time has come
+    (appended by a timer of the planner).
+    """
+
+    type: Literal["task.result-unwritten"] = "task.result-unwritten"
+    schema_version: Literal[1] = 1
+    generation: int
+    step: int
+    worker: str
+    reason: str
+    retry_at: datetime
+    ended: bool = Field(default=False, exclude_if=lambda ended: not ended)
+
+
 class TaskCopiesLacking(TaskEvent):
     """In-memory copies that a recovery would rely on are missing, for a reason that is new since all were there.
 

@@ -38,6 +38,7 @@ class Trigger(StrEnum):
     WORKER_SLOWED = "worker-slowed"
     TASK_CHANGED = "task-changed"
     RESUME_REQUESTED = "resume-requested"
+    RESULT_UNWRITTEN = "result-unwritten"
 
 
 class Response(StrEnum):

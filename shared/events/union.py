@@ -35,6 +35,7 @@ from shared.events.observed_events import Observation as Observation
 from shared.events.observed_events import TaskCheckpointFailed as TaskCheckpointFailed
 from shared.events.observed_events import TaskCopiesLacking as TaskCopiesLacking
 from shared.events.observed_events import TaskIdentified as TaskIdentified
+from shared.events.observed_events import TaskResultUnwritten as TaskResultUnwritten
 from shared.events.observed_events import WorkerSlowed as WorkerSlowed
 from shared.events.plans import LoggedTable, Problem, Response, SlowWorkers, Solution, TaskChange, Trigger
 from shared.events.request_events import IncidentAcknowledged as IncidentAcknowledged
@@ -315,6 +316,7 @@ Event = Annotated[
     | TaskCheckpointed
     | TaskCheckpointFailed
     | TaskCopiesLacking
+    | TaskResultUnwritten
     | TaskStopped
     | TaskFinished
     | TaskFailed

@@ -154,10 +154,15 @@ class RankCheckpointed(RankSignal):
 
 
 class RankCheckpointFailed(RankSignal):
-    """A checkpoint of ``step`` could not be written; training goes on. ``reason``: in words, from the rank."""
+    """A checkpoint of ``step`` could not be written; training goes on. ``reason``: in words, from the rank.
+
+    ``lends``: all steps are done, the result could not be written for a while, and what is done is kept without the
+    processes: other tasks may have their workers meanwhile.
+    """
 
     kind: Literal["rank-checkpoint-failed"] = "rank-checkpoint-failed"
     reason: str
+    lends: bool = False
 
 
 class RankCopies(RankSignal):

@@ -6,13 +6,15 @@ from datetime import UTC, datetime
 
 import pytest
 
+from services.api.live import LiveState
 from services.api.plan_text import explain
 from services.api.postmortem.standing import held_back as held_back_lines
+from services.api.present import waits_for_storage
 from services.api.views.documents import TaskView
 from services.api.views.task_parts import TaskWait
 from shared.events.plans import Response, TaskChange, Trigger
 from shared.events.severities import ErrorKind, Method, Severity
-from shared.events.union import ErrorDetected, PlanDecided, TaskResumeRequested
+from shared.events.union import ErrorDetected, PlanDecided, TaskResultUnwritten, TaskResumeRequested
 from shared.tasks.specification import TaskState
 from tests.api.kit import Server, Story, restart, spec
 
@@ -85,6 +87,35 @@ def test_a_resumption_ends_a_wait(story: Story) -> None:
     given_up(story)
     story.at(30).add(TaskResumeRequested, task="gpt", actor="uid/0")
     assert task(story).wait is None
+
+
+def lent(story: Story) -> None:
+    story.running()
+    about = {"task": "gpt", "generation": 1, "step": 100, "worker": "n0/0", "reason": "no room", "retry_at": UNTIL}
+    story.at(20).add(TaskResultUnwritten, **about)
+    pause = TaskChange(task="gpt", reason="cannot write", action="pause", from_generation=1, survivors=["n0/0"])
+    story.plan("p1", pause, queued={"gpt": "waits for its storage: no room"}, trigger=Trigger.RESULT_UNWRITTEN)
+    story.at(22).moved("p1", "gpt", "ended", 1, complete=True)
+
+
+def test_a_task_whose_workers_are_lent_says_why_and_until_when(story: Story) -> None:
+    lent(story)
+    shown = task(story)
+    assert (shown.state, shown.reason) == (TaskState.QUEUED, "waits for its storage: no room")
+    assert shown.wait == TaskWait(reason="waits for its storage: no room", until=UNTIL)
+    assert waits_for_storage(shown, LiveState()) == "waits for its storage: no room"
+
+
+@pytest.mark.parametrize("by_operator", [False, True])
+def test_its_time_to_try_again_ends_the_wait(by_operator: bool, story: Story) -> None:
+    lent(story)
+    if by_operator:
+        story.at(30).add(TaskResumeRequested, task="gpt", actor="uid/0")
+    else:
+        about = {"task": "gpt", "generation": 1, "step": 100, "worker": "n0/0", "reason": "no room"}
+        story.at(30).add(TaskResultUnwritten, retry_at=UNTIL, ended=True, **about)
+    assert task(story).wait is None
+    assert waits_for_storage(task(story), LiveState()) == ""
 
 
 async def waiting(api: Server) -> None:

@@ -252,7 +252,7 @@ async def test_a_node_that_refuses_to_be_cleaned_is_logged(
     strict_monitor: LogWatch, bus: Bus, request: pytest.FixtureRequest
 ) -> None:
     monitor = strict_monitor
-    warned = Warned("n9 is back and does not end gpt: fenced generation 9 was seen")
+    warned = Warned("n9 does not clean up behind gpt: fenced generation 9 was seen")
     log = logging.getLogger("services.detector.agent_requests")
     log.addHandler(warned)
     request.addfinalizer(lambda: log.removeHandler(warned))

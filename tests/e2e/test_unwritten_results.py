@@ -98,6 +98,44 @@ def test_a_task_that_cannot_write_its_result_is_stopped_and_has_only_that_left_t
     assert client.incidents(name) == []
 
 
+def test_its_workers_are_lent_and_it_has_some_back_to_write_only(
+    client: Client, stack: Stack, corpus: Path, tmp_path: Path
+) -> None:
+    """Neither result nor checkpoint can be written: what is done is in the nodes' memory alone, meanwhile."""
+    name, other = "unwritten-lent", "borrows"
+    pace = Pace(tmp_path, 0.05)
+    place = {"every": 8, "memory_every": 4}
+    spec = small_task(name, corpus, steps=12, workers={"min": 2, "max": 2}, checkpoint=place)
+    env = spec["env"] | {"UNICRON_LEND_AFTER_S": "2"}
+    client.submit(pace.of(spec | {"env": env}))
+    client.until_step(name, 1)
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    client.submit(Pace(beside, 0.05).of(small_task(other, corpus, steps=100_000, workers={"min": 1, "max": None})))
+    client.until_step(other, 1)
+    blocked = block(stack, name, "result", "checkpoints")
+    pace.end()
+    client.until("its workers are lent", lambda: client.task(name)["state"] == "queued")
+    waiting = client.until("its copies are kept", lambda: (t := client.task(name))["copies_kept"] and t)
+    assert waiting["reason"].startswith("waits for its storage: all steps are done")
+    assert (waiting["workers"], waiting["wait"]["until"] is not None) == (0, True)
+    assert f'unicron_task_waits_for_storage{{task="{name}"}} 1.0' in client.http.get("/metrics").text
+    client.until("the other task has them", lambda: client.task(other)["workers"] == 4)
+    for path in blocked:
+        path.unlink()
+    client.http.post(f"/v1/tasks/{name}/resume").raise_for_status()
+    client.until_state(name, "succeeded")
+    check_result(client, name, spec, tmp_path)
+    last = [e for e in events(client, name, "state.moved") if e["phase"] == "restored"][-1]
+    assert (last["step"], last["steps_recomputed"]) == (12, 0)
+    assert set(last["sources"].values()) <= {"memory", "peer-memory"}
+    client.until("its copies are deleted", lambda: not client.task(name)["copies_kept"])
+    assert client.incidents(name) == []
+    assert client.task(other)["state"] == "running"
+    client.http.post(f"/v1/tasks/{other}/stop", json={"at_once": True}).raise_for_status()
+    client.until_state(other, "stopped")
+
+
 RAISES = """
 import os, pathlib, time
 import torch, unicron

@@ -158,3 +158,35 @@ async def test_a_result_that_takes_long_to_write_shows_that_it_is_written(tmp_pa
         assert "BrokenPipeError" in failed.reason
         assert {path.name for path in folder.iterdir()} == {"parameters.safetensors", "summary.json"}
         await check_result(a, spec, finished)
+
+
+@pytest.mark.parametrize("kept", ["copies", "checkpoint", "nowhere"])
+async def test_workers_are_lent_once_tries_were_in_vain_and_what_is_done_is_kept(
+    kept: str, tmp_path: Path, spec_file: SpecFile
+) -> None:
+    """And the processes end at the request, and others, in their place, only have to write."""
+    env = {"UNICRON_LEND_AFTER_S": "2"}
+    if kept == "copies":
+        env |= {"UNICRON_MEMORY": str(tmp_path / "memory"), "UNICRON_NODE": "n0"}
+    spec = spec_file(checkpoint={"every": 100, "memory_every": 4})
+    async with agent(tmp_path / "run") as a:
+        blocked = block(a, "result", *(() if kept == "checkpoint" else ("checkpoints",)))
+        await begin(a, spec, ["w0"], env=env)
+        assert not (await waiting(a, tries=1)).lends
+        last = await waiting(a, tries=4)
+        assert last.lends == (kept != "nowhere")
+        if kept == "nowhere":
+            return
+        a.send_all(["w0"], Stop(generation=1, lose_steps=True))
+        await a.until(lambda: bool(a.of(Stopped)) and "w0" in a.exits)
+        (stopped,) = a.of(Stopped)
+        assert (stopped.step, bool(stopped.path)) == (6, kept == "checkpoint")
+        for path in blocked:
+            path.unlink()
+        await a.fork("w1", spec, env)
+        source = "checkpoint" if stopped.path else "initial"
+        await a.configure({"w1": source}, checkpoint=stopped.path, fault_step=6)
+        finished = await a.finished(1)
+        (resumed,) = a.of(Resumed, generation=2)
+        assert (resumed.step, resumed.source) == (6, "memory" if kept == "copies" else "checkpoint")
+        await check_result(a, spec, finished)

@@ -51,6 +51,9 @@ JOIN_TIMEOUT_S = "UNICRON_JOIN_TIMEOUT_S"
 FINISH_FLOOR_S = "UNICRON_FINISH_FLOOR_S"
 """How long, at least, a replica that a hold spares may go without a finished micro-batch (``unicron.link.sparing``)."""
 
+LEND_AFTER_S = "UNICRON_LEND_AFTER_S"
+"""How long ranks try in vain to write a result before their workers may go to other tasks (``loop.finishing``)."""
+
 BUCKET_BYTES = "UNICRON_BUCKET_BYTES"
 """Largest size of a bucket of gradients (``unicron.gradients.buckets``)."""
 
@@ -96,6 +99,8 @@ DEFAULTS: dict[str, float] = {
     # waits for a peer that hangs has then left its step, and only the peer is blamed. On a busy machine a healthy
     # replica may be broken off, which loses the micro-batches that it had computed, and nothing else.
     FINISH_FLOOR_S: 0.4,
+    # Longer than an outage after which the processes would better have stayed: to start them again takes about as long.
+    LEND_AFTER_S: 30.0,
     # The latency of a collective (below 1 ms) is small beside the transfer of 32 MiB, and a fault redoes little.
     BUCKET_BYTES: 32 << 20,
     # The latency of a round (below 1 ms) is small beside the transfer of 64 MiB; two such buffers fit beside any state.

@@ -203,6 +203,9 @@ class CheckpointFailed(Message):
     rank: int
     step: int
     reason: str
+    lends: bool = False
+    """Whether other tasks may have the workers until the result can be written: all steps are done, tries were in vain
+    for a while, and what is done is kept without the processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

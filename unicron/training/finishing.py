@@ -13,7 +13,8 @@ from typing import Protocol
 from unicron.checkpoint.writer import Outcomes
 from unicron.link import reporting
 from unicron.link.agent_link import DRAIN, NOTHING, STOP, STOP_UNSAVED, AgentLink
-from unicron.protocol.messages import Configure, Finished, Stopped
+from unicron.protocol import environment
+from unicron.protocol.messages import CheckpointFailed, Configure, Finished, Stopped
 from unicron.result import Result, agreed
 from unicron.snapshot.snapshots import STORING, Snapshots
 from unicron.state.rank_state import RankState
@@ -85,10 +86,10 @@ class Finishing:
         """Begin: nothing is written yet. ``can_save``: whether there is a place for checkpoints."""
         self._host, self._result, self._can_save = host, Result(), can_save
         # What becomes of the checkpoint here is a part of what is told of the result.
-        self._failed = host.outcomes.failed
         host.outcomes = host.outcomes._replace(failed=lambda step, reason: None)
         self._finished: Finished | None = None
-        self._copied = False
+        self._copied = self._saved = False
+        self._began_s = time.monotonic()
 
     def until_written(self) -> Finished | None:
         """Write the result, all ranks together, until it is written; return what this rank reports.
@@ -132,7 +133,17 @@ class Finishing:
         return f"their state cannot be saved: {unsaved}" if unsaved else ""
 
     def _save(self) -> str:
-        return self._host.save()[1] if self._can_save else ""
+        if not self._can_save:
+            return ""
+        reason = self._host.save()[1]
+        self._saved = not reason
+        return reason
+
+    def _lends(self) -> bool:
+        """Return whether the processes may end until the result can be written: what is done is kept elsewhere."""
+        host, waited_s = self._host, time.monotonic() - self._began_s
+        kept = self._saved or (self._copied and host.snapshots.stored == host.rank_state.applied)
+        return kept and waited_s >= environment.number(environment.LEND_AFTER_S)
 
     def _look(self) -> None:
         """Show that this rank lives; leave if the generation is held."""
@@ -144,7 +155,15 @@ class Finishing:
         if not host.link.supervised:
             raise OSError(reason)
         if host.configure.rank == 0:
-            self._failed(host.rank_state.applied, f"all steps are done, and {reason}")
+            host.link.send(
+                CheckpointFailed(
+                    generation=host.configure.generation,
+                    rank=host.configure.rank,
+                    step=host.rank_state.applied,
+                    reason=f"all steps are done, and {reason}"[: reporting.DETAIL_CHARACTERS],
+                    lends=self._lends(),
+                )
+            )
 
     def _rest(self, wait_s: float) -> int:
         """Wait until the next try, or until a request; return the request that all ranks agree on."""

@@ -317,7 +317,8 @@ class Node:
                 return RankCheckpointed(**about, path=message.path)
             case messages.Copies():
                 return RankCopies(**about, lack=slots.encodable(message.lack))
-        return RankCheckpointFailed(**about, reason=slots.encodable(message.reason))
+        reason = slots.encodable(message.reason)
+        return RankCheckpointFailed(**about, reason=reason, lends=message.lends)
 
     def _stopped(self, process: Process, message: messages.Stopped, now: datetime) -> Signal:
         about = self._about(process, now, generation=message.generation, step=message.step)

@@ -41,6 +41,7 @@ from shared.events.union import (
     TaskFinished,
     TaskIdentified,
     TaskProgressed,
+    TaskResultUnwritten,
     TaskResumeRequested,
     TaskStopped,
     TaskStopRefused,
@@ -92,6 +93,8 @@ def _evolve(views: Views, recorded: Recorded) -> None:
         case TaskCopiesLacking():
             lack = CopiesLack(step=event.step, worker=event.worker, reason=event.reason, at=event.occurred_at)
             change_task(views, event.task, copies_lacking=None if event.ended else lack)
+        case TaskResultUnwritten():
+            tasks.result_unwritten(views, event)
         case TaskStopped() | TaskFinished() | TaskFailed():
             tasks.ended(views, recorded, event)
         case NodeJoined():

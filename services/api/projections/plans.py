@@ -181,7 +181,8 @@ def _wait(task: TaskView, change: TaskChange) -> TaskWait | None:
     """Return why no process of the task is started now; one that is given up waits until it is resumed."""
     if change.not_before is not None:
         return TaskWait(reason=change.reason, until=change.not_before)
-    return task.wait if change.action == "pause" and task.wait is not None and task.wait.until is None else None
+    lasts = task.wait is not None and (task.wait.until is None or task.unwritten)
+    return task.wait if change.action == "pause" and lasts else None
 
 
 def _set_strength(views: Views, name: str, count: int) -> None:

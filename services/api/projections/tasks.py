@@ -18,6 +18,7 @@ from shared.events.union import (
     TaskFailed,
     TaskFinished,
     TaskProgressed,
+    TaskResultUnwritten,
     TaskResumeRequested,
     TaskStopped,
     TaskStopRefused,
@@ -72,7 +73,13 @@ def given_up(views: Views, event: ErrorDetected) -> None:
 
 def resume_requested(views: Views, recorded: Recorded, event: TaskResumeRequested) -> None:
     """Note that a user wants a task that waits to be tried at once."""
-    change_task(views, event.task, wait=None, revision=recorded.stream_version)
+    change_task(views, event.task, wait=None, unwritten=False, revision=recorded.stream_version)
+
+
+def result_unwritten(views: Views, event: TaskResultUnwritten) -> None:
+    """Note that a task waits without workers until it can write its result, or that it is to try again."""
+    wait = None if event.ended else TaskWait(reason=f"waits for its storage: {event.reason}", until=event.retry_at)
+    change_task(views, event.task, wait=wait, unwritten=not event.ended)
 
 
 def progressed(views: Views, event: TaskProgressed) -> None:

@@ -45,8 +45,9 @@ class TaskView(Model):
     fault took some; with fewer it is degraded. ``plan``: the plan that is not done with the task, if any.
     ``training_plan``: the plan under which the task trains now. ``pausing``: the newest plan takes the task's workers;
     the task is to resume later. ``checkpoint``: the newest published one, of step ``checkpoint_step``.
-    ``checkpoint_failure``: the newest that could not be written; None once one was written after it.
-    ``copies_lacking``: why copies in memory are missing; None: all are there, or none are taken. ``stop_refused``:
+    ``checkpoint_failure``: the newest that could not be written; None once one was written after it. ``unwritten``: its
+    workers are lent until it can write its result. ``copies_lacking``: why copies in memory are missing; None: all are
+    there, or none are taken. ``stop_refused``:
     the answer to the newest request to stop, if that was refused. ``lose_steps``: whether the task is to stop also
     without a checkpoint; ``at_once``: in the midst of a step. ``anomalies``: those that last. ``slow``: slow workers
     and their slowdowns, as measured in this task. ``step_s``: the newest measured step time in seconds; 0 until one was
@@ -105,6 +106,7 @@ class TaskView(Model):
     checkpoint_step: int = 0
     checkpoint_failure: CheckpointFailure | None = None
     copies_lacking: CopiesLack | None = None
+    unwritten: bool = False
     stop_refused: StopRefusal | None = None
     anomalies: list[OpenAnomaly] = Field(default_factory=list)
     slow: dict[str, float] = Field(default_factory=dict)

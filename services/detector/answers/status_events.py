@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from datetime import datetime
 
+from services.detector import unwritten_results
 from services.detector.incidents.faults import SERVICE
 from services.detector.progress import recording
 from services.detector.state.cluster import DetectorState
@@ -216,6 +217,8 @@ def of_signal(task: MonitoredTask, signal: RankSignals, now: datetime) -> Event 
                 step=signal.step,
                 path=signal.path,
             )
+        case RankCheckpointFailed() if signal.lends and unwritten_results.may_lend(task):
+            return unwritten_results.unwritten(task, signal, now)
         case RankCheckpointFailed() if recording.is_new(task.checkpoint_failures, signal.reason):
             return TaskCheckpointFailed(
                 event_id=derived_id(f"{cause}/{signal.worker}/{signal.reason}", SERVICE, "checkpoint-failed"),

@@ -84,6 +84,7 @@ class MonitoredTask:
         checkpoint_failures: kinds of the failures of checkpoints that the log has since the last one that was written.
         copies_lacking: the same of lacks of copies in memory, since all ranks had stored theirs.
         copied: generation and step of the newest copies that all ranks are known to have stored.
+        lent: how often its workers went to others, since it was submitted, until it could write its result.
         identity: what its members have agreed to be since it was submitted; empty: not known.
         identity_before: the same, of the submission before.
         setup_s: the longest time that its ranks have taken to join a generation, seconds.
@@ -135,6 +136,7 @@ class MonitoredTask:
     recorded: dict[str, int] = field(default_factory=dict)
     checkpoint_failures: set[str] = field(default_factory=set)
     copies_lacking: set[str] = field(default_factory=set)
+    lent: int = 0
     identity: dict[str, str] = field(default_factory=dict)
     identity_before: dict[str, str] = field(default_factory=dict)
     setup_s: float | None = None

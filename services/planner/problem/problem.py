@@ -56,13 +56,45 @@ def wanting(state: State) -> list[Task]:
 
 def _ends(task: Task) -> bool:
     """Return whether a task's script runs to its end behind the last step: to move it would be to begin that anew."""
-    return task.has_trained and bool(task.members) and not disturbed(task)
+    return task.has_trained and bool(task.members) and not disturbed(task) and task.unwritten is None
 
 
 def available_workers(state: State) -> list[str]:
     """Return the usable workers that are not withheld (see ``withheld_workers``)."""
     withheld = withheld_workers(state)
     return [worker for worker in state.usable_workers() if worker not in withheld]
+
+
+def home_workers(state: State, task: Task) -> list[str]:
+    """Return the workers that a task has to have back, in rank order; empty: any will do.
+
+    These are those that it had when it had done all steps and could not write its result: what it has done is in the
+    memory of their nodes alone, unless a checkpoint of it was saved.
+    """
+    if task.members or task.life != "active" or task.unwritten is not None or task.needs_operator or task.has_trained:
+        return []
+    return [worker for worker in task.home if state.usable(worker) and state.nodes[node_of(worker)].open]
+
+
+def _least_at_home(task: Task, home: list[str]) -> int:
+    """Return with how many of these workers a task has all that it has done: copies are read by any rank of their node.
+
+    One whose model is divided has the replicas that it had. Where a node is lost, the copies on the others are tried.
+    """
+    if task.replica_size == 1:
+        return len(set(map(node_of, home)))
+    return len(home) if len(home) == len(task.home) else 0
+
+
+def claimed_workers(state: State) -> dict[str, str]:
+    """Return the workers that tasks have to have back -> the task."""
+    return {w: name for name, task in state.tasks.items() if task.home for w in home_workers(state, task)}
+
+
+def gives_home_back(state: State, task: Task) -> bool:
+    """Return whether another task has to have a worker of this one back."""
+    claimed = claimed_workers(state)
+    return bool(claimed) and any(claimed.get(worker, task.name) != task.name for worker in task.members)
 
 
 def staying_workers(state: State, task: Task) -> list[str]:
@@ -122,23 +154,27 @@ def task_problem(state: State, task: Task, pool: str, workers: int, failure_s: f
     task = task.model_copy(update={"pool": pool})
     if task.closed:
         workers = min(workers, len(staying_workers(state, task)))
-    if task.needs_operator:
+    waits = bool(task.needs_operator) or task.unwritten is not None
+    if waits:
         workers = 0
+    home = home_workers(state, task)
+    if home:
+        workers = min(workers, len(home))
     current = len(task.members)
     maximum = workers if task.spec.workers.max is None else task.spec.workers.max
-    maximum = min(maximum, workers) if task.closed or task.needs_operator else maximum
+    maximum = min(maximum, workers) if task.closed or waits or home else maximum
     whole = table_of(state, task)
     table = throughput_of(state, task, workers, whole)
     rate = table.get(current)
     in_table = rate == (whole.throughput.get(current) if current <= workers else None)
     cost = transition_cost(state, task, whole)
     dealt_anew = state.arrangement is not None and task.name in state.arrangement.dealt
-    is_hit = bool(task.lost) or task.broken or bool(draining_members(state, task))
+    is_hit = bool(task.lost) or task.broken or bool(draining_members(state, task)) or gives_home_back(state, task)
     # Built without validation: a table has thousands of entries, and all values come from validated models.
     return TaskProblem.model_construct(
         name=task.name,
         weight=task.spec.weight,
-        necessary=task.spec.workers.min,
+        necessary=max(task.spec.workers.min, _least_at_home(task, home)),
         maximum=maximum,
         current=current,
         faulted=is_hit or bool(taken_members(state, task)) or dealt_anew,

@@ -16,10 +16,17 @@ from services.planner.placement.changes import leave, move
 from services.planner.placement.closed_nodes import reserved_workers, without_cordons
 from services.planner.placement.ranks import Placed, place
 from services.planner.problem.problem import Solve as Solve
-from services.planner.problem.problem import build_problem, staying_workers, wanting, withheld_workers
+from services.planner.problem.problem import (
+    build_problem,
+    claimed_workers,
+    home_workers,
+    staying_workers,
+    wanting,
+    withheld_workers,
+)
 from services.planner.problem.slow_choices import has_question, ranking
 from services.planner.state.admission import called, queued_reason
-from services.planner.state.cluster import State, Task, node_of, without
+from services.planner.state.cluster import State, Task, Unwritten, node_of, without
 from services.planner.state.slow_workers import forget_slowness, lent_workers, slowdown_of, taken_members
 from services.planner.state.usable_nodes import open_workers, usable_workers
 from services.planner.throughput.tables import layout_of, unlogged_tables
@@ -53,9 +60,26 @@ def reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfigu
     answer cannot be placed for that reason, tasks leave the cordoned nodes.
     """
     try:
-        return _reconfigure(state, at, why, solve)
+        return _with_homes(state, at, why, solve)
     except NoRoom:
-        return _reconfigure(without_cordons(state), at, why, solve)
+        return _with_homes(without_cordons(state), at, why, solve)
+
+
+def _with_homes(state: State, at: datetime, why: str, solve: Solve) -> Reconfiguration:
+    """Return the best assignment in which tasks that have to have certain workers back have these, or none.
+
+    Where others come first, these are asked for no worker, and the task waits on.
+    """
+    found = _reconfigure(state, at, why, solve)
+    if not (claimed := claimed_workers(state)):
+        return found
+    in_vain = [name for name in sorted(set(claimed.values())) if found.solution.assignment[name] == 0]
+    for name in in_vain:
+        nodes = ", ".join(sorted({node_of(worker) for worker, task in claimed.items() if task == name}))
+        reason = f"what it has done is in the memory of {nodes}, and other tasks come first there"
+        waits = Unwritten(reason=reason, retry_at=at, cause="", worker="")
+        state = state.with_changed(name, unwritten=waits)
+    return _reconfigure(state, at, why, solve) if in_vain else found
 
 
 def _reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfiguration:
@@ -121,6 +145,8 @@ def _own_reason(task: Task) -> str:
     """Return why a task has no worker although there may be some: it takes no newcomers, or waits for its operator."""
     if task.needs_operator:
         return f"waits for its operator: {task.needs_operator}; `unicron resume {task.name}` tries it again"
+    if task.unwritten is not None:
+        return f"waits for its storage: {task.unwritten.reason}"
     if not task.closed:
         return ""
     return f"its new processes are not what it has trained with; stop and resume it to go on with them: {task.closed}"
@@ -167,6 +193,7 @@ def _place(state: State, touched: list[Task], problem: Problem, solution: Soluti
     lent = state.arrangement.used if state.arrangement is not None else {}
     given = {*lent, *(worker for workers in free.values() for worker in workers)}
     busy = set[str]().union(*(given.intersection(task.occupied) for task in state.tasks.values()))
+    claimed = claimed_workers(state)
     placed: dict[str, Placed] = {}
     for pool in problem.pools or [""]:
         room = {node: workers for node, workers in free.items() if pool in ("", state.nodes[node].hardware)}
@@ -183,18 +210,41 @@ def _place(state: State, touched: list[Task], problem: Problem, solution: Soluti
                 pipeline=layouts[task.name].pipeline,
                 keep=[
                     w
-                    for w in (staying_workers(state, task) if task.closed else worker_order(state, task, planned))
-                    if w in within or w in reserved[task.name] or w in slow[task.name]
+                    for w in _staying(state, task, solution.assignment[task.name], planned)
+                    if (w in within or w in reserved[task.name] or w in slow[task.name])
+                    and claimed.get(w, task.name) == task.name
                 ],
                 reserved=reserved[task.name],
                 owners=frozenset(task.live_owners),
-                ranks=task.members,
+                ranks=task.members or tuple(home_workers(state, task)),
                 slow=slow[task.name],
             )
             for task in mine
         ]
         placed |= place(requests, state.nodes, room, busy, state.incidents)
     return placed
+
+
+def _staying(state: State, task: Task, count: int, planned: Mapping[str, str]) -> list[str]:
+    """Return the workers that a task keeps, or has back, before any others; of the latter some of each node.
+
+    Args:
+        state: the cluster.
+        task: the task.
+        count: how many workers it gets.
+        planned: see ``planned_workers``.
+    """
+    if home := home_workers(state, task):
+        if task.replica_size > 1:
+            return home
+        before = Counter[str]()
+        turns = {}
+        for worker in home:
+            turns[worker] = before[node_of(worker)]
+            before[node_of(worker)] += 1
+        chosen = set(sorted(home, key=turns.__getitem__)[:count])
+        return [worker for worker in home if worker in chosen]
+    return staying_workers(state, task) if task.closed else worker_order(state, task, planned)
 
 
 def _reserved(state: State, task: Task, pool: str) -> frozenset[str]:

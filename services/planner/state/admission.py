@@ -127,7 +127,7 @@ def present_wait(task: Task | None) -> Wait | None:
     """Return the task's wait for workers; None if it does not wait, or waits for its operator."""
     if task is None or task.life != "active" or task.wait is None or task.wait.ended_at is not None:
         return None
-    if task.needs_operator:
+    if task.needs_operator or task.unwritten is not None:
         return None
     return task.wait
 

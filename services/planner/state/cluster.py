@@ -113,6 +113,19 @@ class Wait(Model):
     ended_at: datetime | None = None
 
 
+class Unwritten(Model):
+    """Why a task cannot write its result, and waits without workers, which others may have.
+
+    ``retry_at``: when it is to have workers again, to write only. ``cause``: id of the event that says so. ``worker``:
+    the worker that reported it.
+    """
+
+    reason: str
+    retry_at: datetime
+    cause: str
+    worker: str
+
+
 class Task(Model):
     """A task.
 
@@ -146,6 +159,9 @@ class Task(Model):
         at_once: whether a user wants its processes to end without a checkpoint.
         closed: why the task takes no newcomers: they would not be what those that train are; empty: it takes some.
         needs_operator: why it is not tried again until an operator resumes it; empty: it is.
+        unwritten: set while it waits without workers, since it cannot write its result.
+        home: the workers that it had when it began to wait so, in rank order: what it has done may be in the memory of
+            their nodes alone.
         shares: how many micro-batches each data-parallel replica of its newest stage computes; empty: equally many.
         number: of the task's first submission, among all tasks.
     """
@@ -180,6 +196,8 @@ class Task(Model):
     at_once: bool = False
     closed: str = Field(default="", exclude_if=lambda closed: not closed)
     needs_operator: str = Field(default="", exclude_if=lambda reason: not reason)
+    unwritten: Unwritten | None = Field(default=None, exclude_if=lambda value: value is None)
+    home: tuple[str, ...] = Field(default=(), exclude_if=lambda home: not home)
     shares: tuple[int, ...] = ()
     number: int = 0
 

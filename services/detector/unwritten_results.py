@@ -1,0 +1,47 @@
+"""Tasks that have done all steps and cannot write their result: when their workers go to others, how long. Pure.
+
+A rank reports it once it has tried in vain for a while and what is done is kept without the processes. The workers are
+then lent to other tasks. The task has some again, to write only, after a time that grows with each such wait: each try
+may take workers from others, and nobody knows beforehand that it will be in vain.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from services.detector.incidents.faults import SERVICE
+from services.detector.state.task import MonitoredTask
+from shared.events.union import TaskResultUnwritten, derived_id
+from shared.messages.signals import RankCheckpointFailed
+
+FIRST_WAIT_S = 120.0
+"""Chosen: long beside the start of processes, which each try costs, and short beside the time in which somebody notices
+that a disk is full and makes room. Whoever has made room need not wait: ``unicron resume``."""
+
+LONGEST_WAIT_S = 600.0
+"""Chosen: a try takes about half a minute, so at most a twentieth of the time of the workers goes into tries."""
+
+
+def may_lend(task: MonitoredTask) -> bool:
+    """Return whether the workers of a task may go to others now: nothing else is being done about it."""
+    return task.change is None and not task.unanswered
+
+
+def wait_s(before: int) -> float:
+    """Return for how long a task goes without workers, seconds. ``before``: how often it did since it was submitted."""
+    doubled: float = FIRST_WAIT_S * 2.0 ** min(before, 16)
+    return min(LONGEST_WAIT_S, doubled)
+
+
+def unwritten(task: MonitoredTask, signal: RankCheckpointFailed, now: datetime) -> TaskResultUnwritten:
+    """Return the event of a task whose workers go to others until it tries again. There is one in a generation."""
+    return TaskResultUnwritten(
+        event_id=derived_id(f"{signal.task}/{signal.generation}", SERVICE, "result-unwritten"),
+        occurred_at=min(signal.occurred_at, now),
+        task=signal.task,
+        generation=signal.generation,
+        step=signal.step,
+        worker=signal.worker,
+        reason=signal.reason,
+        retry_at=now + timedelta(seconds=wait_s(task.lent)),
+    )
