@@ -311,6 +311,25 @@ def waiting_task(python: Path, run_dir: Path) -> None:
         cluster.ends("waiting", "stopped")
 
 
+def unwritten_result(python: Path, run_dir: Path) -> None:
+    """Record a task whose copies are removed, and that cannot write its result: its workers are lent meanwhile."""
+    with running(python, run_dir) as cluster:
+        checkpoint = {"every": 0, "memory_every": 4}
+        env = {"UNICRON_LEND_AFTER_S": "2"}
+        cluster.submit("unwritten", steps=2000, workers={"min": 1, "max": 2}, checkpoint=checkpoint, env=env)
+        cluster.reaches("unwritten", 10)
+        cluster.loses_copies("unwritten")
+        result = run_dir / "tasks" / "unwritten" / "generation-1" / "result"
+        result.parent.mkdir(exist_ok=True)
+        result.touch()  # no folder can be made there
+        cluster.waits("unwritten")
+        cluster.submit("beside", steps=40, workers={"min": 4})
+        cluster.ends("beside", "succeeded")
+        result.unlink()
+        cluster.resume("unwritten")
+        cluster.ends("unwritten", "succeeded")
+
+
 COURSES: dict[str, Callable[[Path, Path], None]] = {
     "demo": demo,
     "every-event": every_event,
@@ -321,6 +340,7 @@ COURSES: dict[str, Callable[[Path, Path], None]] = {
     "slow-worker": slow_worker,
     "changed-task": changed_task,
     "waiting-task": waiting_task,
+    "unwritten-result": unwritten_result,
 }
 
 

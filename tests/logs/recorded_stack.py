@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -21,6 +22,9 @@ WAIT_S = 180.0
 """Longest wait for any one thing: seconds when the machine is idle, minutes when it is busy."""
 
 POLL_S = 0.2
+
+MEMORY = Path("/dev/shm")
+"""Where agents keep copies in memory by default."""
 
 APPENDS = """\
 import sys
@@ -132,6 +136,21 @@ class Cluster:
         pid = next(r["pid"] for r in self.task(name)["ranks"] if r["rank"] == rank)
         print(f"kills rank {rank} of {name}", flush=True)
         os.kill(pid, signal.SIGKILL)
+
+    def loses_copies(self, name: str) -> None:
+        """Remove a task's copies in memory, and wait until they are missed, and are there again."""
+        print(f"removes the copies of {name}", flush=True)
+        for node in {rank["node"] for rank in self.task(name)["ranks"]}:
+            digest = hashlib.sha256(f"{self._corpus.parent.resolve()}\0{node}".encode()).hexdigest()
+            for path in (MEMORY / f"unicron-{digest[:16]}" / name).iterdir():
+                path.unlink(missing_ok=True)
+        events = {"type": "task.copies-lacking", "limit": 100}
+
+        def are_back() -> bool:
+            items = self._client.get("/v1/events", params=events).raise_for_status().json()["items"]
+            return any(item["event"].get("ended") for item in items)
+
+        self._until(are_back, f"{name} has copies again")
 
     def worker(self, name: str, rank: int) -> str:
         """Return the worker of a rank of a task."""

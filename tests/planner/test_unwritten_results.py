@@ -16,7 +16,7 @@ WAIT_S = 120.0
 REASON = "all steps are done, and the result cannot be written: no room"
 
 
-def limited(of_node: int, limits: dict[str, int], **parameters: float) -> World:
+def limited(of_node: int, limits: dict[str, int], **parameters: Any) -> World:
     """A task that runs on some of the workers of two nodes. ``parameters``: of the cluster."""
     world = World(**parameters)
     for node in ("n0", "n1"):
