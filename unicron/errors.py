@@ -8,6 +8,7 @@
     ├── WrongLoop              the training loop leaves out, or misplaces, a call that a step needs
     ├── Interrupted            the agent holds this generation: leave the step
     ├── CommunicationFailed    a collective failed: a peer was lost or a socket was shut
+    │   └── PeerDiffers        another member of the generation is not what the others are, and leaves
     ├── DamagedCheckpoint      a checkpoint on storage is incomplete or was changed after it was written
     ├── TornSnapshot           a snapshot in memory is incomplete or was changed after it was written
     ├── NonFiniteValue         a loss or gradient is not a finite number
@@ -57,6 +58,10 @@ class Interrupted(UnicronError):
 
 class CommunicationFailed(UnicronError):
     """A collective failed. Backends raise errors of their own; this one is raised by injected faults."""
+
+
+class PeerDiffers(CommunicationFailed):
+    """Another member of the generation is not what the others are, and leaves it; the message has both values."""
 
 
 class DamagedCheckpoint(UnicronError):

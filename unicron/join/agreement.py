@@ -36,6 +36,10 @@ class Report:
     """Digest of what the member is beside its state (``unicron.join.identity``)."""
     proven: bool = False
     """Whether the member has trained in a generation before, and so has been compared with others."""
+    uncompared: bool = False
+    """Whether a newcomer had a part in its newest update, behind which nothing was compared."""
+    undoes: bool = False
+    """Whether it knows that the newest update is to be undone: a member that had a part in it differs."""
     micro_batches: tuple[tuple[int, ...], ...] = ((),)
     """For that step, for each model chunk (of which all members have equally many), ``FREE``, ``ASSIGNED`` or ``DONE``
     for each micro-batch. The buckets that are not reduced contain the sum of the gradients of those done."""

@@ -4,7 +4,7 @@ It has three parts. A newcomer that fails one leaves before anything of it has e
 
     as they join            code, settings, data and library versions, by a digest in the reports of the members
     before the first update the hyperparameters of the optimizers, which a loop may set until then
-    behind that update      the parameters, among the ranks that have the same ones
+    behind that update      the parameters, among the ranks that have the same ones; the update is undone if they differ
 
 Each costs one small gather in a generation. Only where digests differ do the members exchange what they stand for. All
 evaluate the same functions on it (``unicron.join.identity``), so the one that differs knows in what, and the others
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from unicron import device
-from unicron.errors import CommunicationFailed, MemberDiffers
+from unicron.errors import MemberDiffers, PeerDiffers
 from unicron.join.hyperparameters import hyperparameters
 from unicron.join.identity import Difference, Identity, described, differing, digest, signature
 from unicron.link.waiting import Wait
@@ -57,7 +57,7 @@ def check_identities(digests: Sequence[int], own: Callable[[], Identity], member
 
     Raises:
         MemberDiffers: this rank is not what the others are.
-        CommunicationFailed: another one is not, and leaves.
+        PeerDiffers: another one is not, and leaves.
         RuntimeError: a member was lost meanwhile.
     """
     expected = {digest(members.recorded)} if members.recorded and not members.proven else set()
@@ -72,7 +72,7 @@ def check_hyperparameters(rank_state: RankState, members: Members, wait: Wait) -
     """Compare the hyperparameters with which all members are about to apply an update. All members call it.
 
     Raises:
-        MemberDiffers, CommunicationFailed, RuntimeError: as ``check_identities``. What the step has summed up is not
+        MemberDiffers, PeerDiffers, RuntimeError: as ``check_identities``. What the step has summed up is not
             to be used then: what differs may have had a part in it.
     """
     own = hyperparameters(rank_state.optimizer, model_coordinate(), members.shards)
@@ -89,7 +89,8 @@ def check_parameters(rank_state: RankState, members: Members, wait: Wait) -> Non
     """Compare the parameters, once the first update of a generation is applied. All members call it.
 
     Raises:
-        MemberDiffers, CommunicationFailed, RuntimeError: as ``check_identities``.
+        MemberDiffers, PeerDiffers, RuntimeError: as ``check_identities``. The update is to be undone if a member
+            differs: what differs had a part in it.
     """
     trained = [local for local in rank_state.tensors.local_shards if local.is_trained]
     mine = torch.stack([_bits(trained), torch.tensor(_number(model_coordinate()), device=device.current())])
@@ -147,7 +148,7 @@ def _leave(found: dict[int, list[Difference]], members: Members) -> None:
 
     Raises:
         MemberDiffers: this rank does.
-        CommunicationFailed: another one does.
+        PeerDiffers: another one does.
     """
     if not found:
         return
@@ -160,4 +161,4 @@ def _leave(found: dict[int, list[Difference]], members: Members) -> None:
             where = "in what the log has recorded"
         raise MemberDiffers(described(found[rank], "here", where), signature(found[rank]))
     first = min(found)
-    raise CommunicationFailed(f"rank {first} differs, and leaves: {described(found[first], 'there', 'here')}")
+    raise PeerDiffers(f"rank {first} differs, and leaves: {described(found[first], 'there', 'here')}")

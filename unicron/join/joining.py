@@ -6,6 +6,7 @@ failure of any phase leaves the rank state as it was or, while a state is being 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -175,8 +176,7 @@ class Joiner:
             self._usable_partial(rank_state),
             is_complete=rank_state is self.rank_state and not rank_state.update_ungathered,
             micro_batches=micro_batches,
-            identity=self._checks.digest(),
-            proven=self._checks.proven,
+            checks=self._checks,
             wait=link.wait,
         )
         self._checks.enter(reports, configure.identity, link.wait)
@@ -191,6 +191,7 @@ class Joiner:
             source, rank_state = "initial", self._initial(configure, rank_state, micro_batches, link)
         # Only now: what this rank had in another layout was needed until every member had all that it needs.
         self.rank_state = rank_state
+        self._checks.begin(reports)
         rank_state.check_updates(link.check_update, once=partial(self._checks.before_update, rank_state, link.wait))
         resumption = None
         if agreed is not None and any(report.partial == rank_state.applied + 1 for report in reports):
@@ -287,6 +288,15 @@ class Joiner:
         Snapshots are of the task's own past generations: at any step they are what the failure-free run had there. Live
         state of the same version counts with them: the part of a lost rank may be all that is missing.
         """
+        at_least = reader.newest_step(configure.checkpoint) if configure.checkpoint else 1
+        if any(report.undoes for report in reports):
+            # No copy or checkpoint has anything of that update. Without either, all that was trained would go with it.
+            agreed = self._snapshots.agree(rank_state, configure.generation, at_least)
+            if agreed is not None or configure.checkpoint:
+                if self.rank_state is not None:
+                    self.rank_state.invalidate()
+                return agreed
+            print("unicron: an update stays that was to be undone: there is no copy or checkpoint", file=sys.stderr)
         if agreement.common_version(reports) >= 0:
             return AgreedState.in_place(rank_state.applied, rank_state.digest)
         live = [] if self.rank_state is None else self.rank_state.available()
@@ -303,7 +313,6 @@ class Joiner:
         if all(source == "initial" for _, _, source in configure.members) and not configure.fault_step:
             self._snapshots.delete_all()  # the task begins: these are of an earlier task of the same name
             return None
-        at_least = reader.newest_step(configure.checkpoint) if configure.checkpoint else 1
         return self._snapshots.agree(rank_state, configure.generation, at_least, live)
 
     def _usable_partial(self, rank_state: RankState) -> PartialStep | None:

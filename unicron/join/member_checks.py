@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
+from unicron.errors import MemberDiffers, PeerDiffers
 from unicron.join import comparison, identity
 from unicron.join.agreement import Report
 from unicron.join.comparison import Members
@@ -30,6 +31,13 @@ class MemberChecks:
         self._members = Members(proven=())
         self.proven = False
         """Whether this process has trained, and its parameters were those of the others."""
+        self.uncompared = False
+        """Whether a newcomer had a part in the newest update, behind which nothing could be compared since."""
+        self.undoes = False
+        """Whether the newest update is to be undone: a member that had a part in it differs."""
+        self.keeps_state = False
+        """Whether the state that the members of this generation begin with is to be kept until the comparison behind
+        their first update: the same on all. It is not where a newcomer may have had a part in it already."""
 
     def note(self) -> None:
         """Look at what was imported since the last call, as it is now."""
@@ -49,20 +57,29 @@ class MemberChecks:
 
         Raises:
             MemberDiffers: this process is not what the others are.
-            CommunicationFailed: another one is not, and leaves.
+            PeerDiffers: another one is not, and leaves.
             RuntimeError: a member was lost meanwhile.
         """
         proven = [rank for rank, report in enumerate(reports) if report.proven]
         shards = len({report.coordinate for report in reports})
         self._members = Members(proven=proven, shards=shards, recorded=recorded)
+        newcomers = [report for report in reports if not report.proven]
+        undoes = any(report.undoes for report in reports)
+        compared = undoes or not any(report.uncompared for report in reports)
+        self.keeps_state = bool(proven and newcomers) and compared and all(r.complete < 0 for r in newcomers)
         digests = [report.identity for report in reports]
         comparison.check_identities(digests, lambda: self._own.fields, self._members, wait)
+
+    def begin(self, reports: Sequence[Report]) -> None:
+        """Note that all members have the state that they have agreed on, before an update that is undone."""
+        if any(report.undoes for report in reports):
+            self.undoes = self.uncompared = False
 
     def before_update(self, rank_state: RankState, wait: Wait) -> None:
         """Compare the hyperparameters of a generation's first update. If that fails, nothing of its step is kept.
 
         Raises:
-            MemberDiffers, CommunicationFailed, RuntimeError: as ``enter``.
+            MemberDiffers, PeerDiffers, RuntimeError: as ``enter``.
         """
         if rank_state.partial is None or dist.get_world_size() == 1:
             return  # an update outside of a step is reported by the step that follows
@@ -71,18 +88,23 @@ class MemberChecks:
         except Exception:
             rank_state.partial.distrusted = True
             raise
+        self.uncompared = len(self._members.proven) < dist.get_world_size()
 
     def behind_update(self, rank_state: RankState, configure: Configure, link: AgentLink) -> None:
         """Compare the parameters behind that update; report what the members are, if none of them had trained.
 
         Raises:
-            MemberDiffers, CommunicationFailed, RuntimeError: as ``enter``.
+            MemberDiffers, PeerDiffers, RuntimeError: as ``enter``; after the first two the update is to be undone.
         """
         if configure.world_size > 1:
             if rank_state.gather is not None:
                 rank_state.gather.finish(link.synchronize)
-            comparison.check_parameters(rank_state, self._members, link.wait)
-        self.proven = True
+            try:
+                comparison.check_parameters(rank_state, self._members, link.wait)
+            except (MemberDiffers, PeerDiffers):
+                self.undoes = True
+                raise
+        self.proven, self.uncompared = True, False
         if configure.rank == 0 and not self._members.proven:
             number, step = configure.generation, rank_state.applied
             link.send(Identified(generation=number, rank=0, step=step, identity=identity.recordable(self._own.fields)))

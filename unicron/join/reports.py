@@ -11,6 +11,7 @@ import torch.distributed as dist
 from unicron import device
 from unicron.accounting import FREE, PartialStep
 from unicron.join.agreement import Report
+from unicron.join.member_checks import MemberChecks
 from unicron.link.waiting import Wait
 from unicron.megatron.model import model_chunks
 from unicron.megatron.parallel import data_group, model_coordinate
@@ -31,6 +32,8 @@ class _Row(NamedTuple):
     reduced: int = 0
     identity: int = 0
     proven: int = 0
+    uncompared: int = 0
+    undoes: int = 0
 
 
 def gather_reports(
@@ -39,8 +42,7 @@ def gather_reports(
     *,
     is_complete: bool,
     micro_batches: int,
-    identity: int,
-    proven: bool,
+    checks: MemberChecks,
     wait: Wait,
 ) -> list[Report]:
     """Return the reports of all members, by rank. All members call it.
@@ -50,8 +52,7 @@ def gather_reports(
         partial: what the rank has of an interrupted step that it can go on with.
         is_complete: whether the rank state has all that its place needs.
         micro_batches: in one step.
-        identity: digest of what this rank is (``unicron.join.identity``).
-        proven: whether it has trained in a generation before.
+        checks: what this rank is beside its state, and what it knows of the others.
         wait: waits for a collective.
 
     Raises:
@@ -62,8 +63,10 @@ def gather_reports(
         replica=data_group().rank(),
         complete=rank_state.applied if is_complete else -1,
         buckets=rank_state.accumulator.buckets,
-        identity=identity,
-        proven=int(proven),
+        identity=checks.digest(),
+        proven=int(checks.proven),
+        uncompared=int(checks.uncompared),
+        undoes=int(checks.undoes),
     )
     chunks = len(model_chunks(rank_state.model))
     states = [[FREE] * micro_batches] * chunks
@@ -95,5 +98,7 @@ def _report(numbers: list[int], chunks: int) -> Report:
         reduced=row.reduced,
         identity=row.identity,
         proven=bool(row.proven),
+        uncompared=bool(row.uncompared),
+        undoes=bool(row.undoes),
         micro_batches=tuple(tuple(states[i * count : (i + 1) * count]) for i in range(chunks)),
     )

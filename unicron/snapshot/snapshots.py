@@ -14,6 +14,7 @@ snapshots on their nodes, in any layout (``agree``).
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
@@ -45,6 +46,10 @@ from unicron.state.user_state import Record
 STORED, LOST, STORING, FAILED = 0, 1, 2, 3
 """The status of a rank's snapshot in progress (``STORED`` also if there is none); the worst of all ranks counts.
 ``LOST``: what was stored is gone from a folder, and can be stored anew."""
+
+SETTLE_S = 10.0
+"""Longest time that a process which is about to leave waits for its copy. Chosen: a copy that takes a step is stored
+within the next one; beyond that the partner may be lost."""
 
 
 class Snapshots:
@@ -192,6 +197,26 @@ class Snapshots:
         self._time_step(checkpointing)
         if self._stored is None and (self.renews or self._is_due(rank_state.applied, checkpointing)):
             self.begin(rank_state, record)
+
+    def keep(self, rank_state: RankState, record: Record | None, *, at_once: bool) -> None:
+        """Begin to copy the state with which a generation begins; all ranks do.
+
+        Args:
+            rank_state: the rank's.
+            record: the user's state of the same step, if there is any.
+            at_once: whether to wait until this rank's part is copied.
+        """
+        if not self.enabled or self._given_up or rank_state.applied <= 0:
+            return
+        self.begin(rank_state, record)
+        if at_once:
+            self.wait_copied()
+
+    def settle(self) -> None:
+        """Wait until this rank's part, and what it sends of it, is stored: the process may be about to end."""
+        if self._stored is not None:
+            with contextlib.suppress(Exception):  # a rank that is lost, or has no room, has nothing stored
+                self._stored.result(SETTLE_S)
 
     def _is_due(self, applied: int, checkpointing: bool) -> bool:
         """Return whether a snapshot is due after a step. With ``auto`` it stays due until it is begun."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from unicron.checkpoint import outcomes, target
 from unicron.checkpoint.writer import Outcomes, Writer
-from unicron.errors import DamagedCheckpoint, Interrupted, InvalidSpec
+from unicron.errors import DamagedCheckpoint, Interrupted, InvalidSpec, MemberDiffers, PeerDiffers
 from unicron.gradients.precision import Precision
 from unicron.join import own_identity, user_state
 from unicron.join.joining import Build, Joiner, JoinResult, own_share
@@ -149,6 +149,9 @@ class Training:
             self._report_resumed(None)
         if self._joined.repeats_update and not (yield from self._repeat_update()):
             return "broken"
+        if self._checks.keeps_state and self.rank_state.applied < self.total_steps:
+            # A newcomer's part is what it has received, and not what its script may make of it.
+            self.snapshots.keep(self.rank_state, self.user.record, at_once=not self._checks.proven)
         first = self._checks_user = True
         while self.rank_state.applied < self.total_steps:
             step = self._next_step(resumes=first)
@@ -161,7 +164,7 @@ class Training:
                 return "broken"
             if first:
                 # Before anybody stores the state.
-                if not self._attempt(lambda: self._checks.behind_update(self.rank_state, self.configure, self.link)):
+                if not self._attempt(self._compare):
                     return "broken"
                 self._report_resumed(step)
                 first = False
@@ -172,6 +175,14 @@ class Training:
             if not self._at_boundary():
                 return "broken"
         return "complete"
+
+    def _compare(self) -> None:
+        """Compare the parameters behind the first update of a generation."""
+        try:
+            self._checks.behind_update(self.rank_state, self.configure, self.link)
+        except (MemberDiffers, PeerDiffers):
+            self.snapshots.settle()  # what the process that leaves has copied may be needed to undo the update
+            raise
 
     def _repeat_update(self) -> Generator[Step, None, bool]:
         """Yield the last step again, whose update is applied; return False if a new generation has to answer."""
