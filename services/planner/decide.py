@@ -85,6 +85,7 @@ class _Draft:
         question: the state for which the solver is asked, and the reason in words; None: the solver is not asked.
         solved: the solver's answer.
         stopped: tasks that the plan stops at once, because they have no live state to save.
+        failing: the task whose change waits, as its error says, whatever the solver gives it; empty: none.
     """
 
     trigger: Trigger
@@ -94,6 +95,7 @@ class _Draft:
     question: tuple[State, str] | None = None
     solved: Reconfiguration | None = None
     stopped: list[Task] = field(default_factory=list)
+    failing: str = ""
 
 
 def decide(
@@ -114,7 +116,10 @@ def decide(
     if draft.question is not None:
         posed, why = draft.question
         draft.solved = reconfigure(posed, at, why, solve)
-        draft.changes += draft.solved.changes
+        solved = draft.solved.changes
+        if draft.failing and isinstance(event, ErrorDetected):
+            solved = [_held_back(one, event) if one.task == draft.failing else one for one in solved]
+        draft.changes += solved
     return _events(state, event, at, draft, digest=digest)
 
 
@@ -288,8 +293,11 @@ def _error(state: State, event: ErrorDetected) -> _Draft:
     where = event.worker or event.node or event.task or "the cluster"
     what = f"{event.kind.value} of {where}"
     if event.severity is Severity.SEV1:
-        if blamed_node(event) is None and blamed_task(state, event) is None:
-            return draft
+        if blamed_node(event) is None:
+            task = blamed_task(state, event)
+            if task is None:
+                return draft
+            draft.failing = task.name
         _leave_again(state, draft)
         return _ask(state, draft, what)
     task = blamed_task(state, event)
@@ -312,7 +320,8 @@ def _error(state: State, event: ErrorDetected) -> _Draft:
 def _held_back(change: TaskChange, event: ErrorDetected) -> TaskChange:
     """Return the answer to an error with the wait that the detector asks for, since the same was answered before."""
     evidence = Evidence.read(event.evidence)
-    if not change.prepare or evidence.wait_s <= 0.0:
+    retried = event.severity is Severity.SEV3
+    if not (change.prepare or retried) or evidence.wait_s <= 0.0:
         return change
     reason = (
         f"{change.reason} after {evidence.wait_s:g} s, since the same failure came {evidence.without_progress} times "

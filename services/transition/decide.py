@@ -14,9 +14,11 @@ from services.transition.phase_commands import commands, prepare_commands
 from services.transition.phases import (
     AFTER,
     INTERRUPTED_STAGE,
+    STORES,
     awaits_save,
     has_work,
     have_saved,
+    holds_stages_back,
     is_held_back,
     is_preparing,
     may_drain,
@@ -123,6 +125,8 @@ def _begin(state: State, part: Part, phase: Phase, at: datetime) -> tuple[State,
         waits = is_held_back(part, at) and bool(state.alive(unready(part)))
         if waits or not may_drain(state, part):
             return state, []
+    if phase in STORES and has_work(state, part, phase) and holds_stages_back(part, at):
+        return _wait_until_due(state, part, at)
     run = PhaseRun(started_at=at, outstanding={s.command.command_id: s for s in commands(state, part, phase)})
     if phase is Phase.RELEASE:
         state = state.with_leaving(part.task, add=(w for s in run.outstanding.values() for w in s.workers))
@@ -130,14 +134,9 @@ def _begin(state: State, part: Part, phase: Phase, at: datetime) -> tuple[State,
 
 
 def _continue_prepare(state: State, part: Part, run: PhaseRun, at: datetime) -> tuple[State, list[Effect]]:
-    """Prepare the workers that have become free; start a timer if the part waits for workers and for nothing else.
-
-    The time until the part may start processes is what is left of it now: a restarted service goes on waiting.
-    """
+    """Prepare the workers that have become free; start a timer if the part waits for workers and for nothing else."""
     if is_held_back(part, at):
-        if TimerName.BACK_OFF in part.timers or part.change.not_before is None:
-            return state, []
-        return _start_timer(state, part, TimerName.BACK_OFF, (part.change.not_before - at).total_seconds())
+        return _wait_until_due(state, part, at)
     new = prepare_commands(state, part)
     if new:
         run = replace(run, outstanding={**run.outstanding, **{s.command.command_id: s for s in new}})
@@ -148,6 +147,13 @@ def _continue_prepare(state: State, part: Part, run: PhaseRun, at: datetime) -> 
     if TimerName.WAIT not in part.timers and not is_preparing(part) and state.alive(unready(part)):
         return _start_timer(state, part, TimerName.WAIT, state.limits.wait_s)
     return state, []
+
+
+def _wait_until_due(state: State, part: Part, at: datetime) -> tuple[State, list[Effect]]:
+    """Start the timer of a part that is held back, once: of what is left, so a restarted service goes on waiting."""
+    if TimerName.BACK_OFF in part.timers or part.change.not_before is None:
+        return state, []
+    return _start_timer(state, part, TimerName.BACK_OFF, (part.change.not_before - at).total_seconds())
 
 
 def _end(state: State, part: Part, phase: Phase, at: datetime) -> tuple[State, list[Effect]]:

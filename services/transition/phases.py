@@ -29,6 +29,9 @@ AFTER: dict[Phase, frozenset[Phase]] = {
 Stores open beside holding and draining, so that no rank waits for the start of a store. The target's store opens after
 ``PREPARE``: an agent closes the stores of a task that has no process on its node."""
 
+STORES = frozenset({Phase.STORE_INTERRUPTED, Phase.STORE_TARGET})
+"""The phases with which a stage begins."""
+
 INTERRUPTED_STAGE = frozenset({Phase.HOLD, Phase.STORE_INTERRUPTED, Phase.CONFIGURE_INTERRUPTED})
 """The phases in which the survivors finish the broken step. Failures of other phases do not disturb them."""
 
@@ -161,9 +164,14 @@ def preparing(part: Part) -> frozenset[str]:
 
 
 def is_held_back(part: Part, at: datetime) -> bool:
-    """Return whether the part is not to start processes yet: the last ones have failed in the same way again."""
+    """Return whether the part is not to start processes, or to retry, yet: the same has failed again."""
     until = part.change.not_before
     return until is not None and at < until and TimerName.BACK_OFF not in part.fired
+
+
+def holds_stages_back(part: Part, at: datetime) -> bool:
+    """Return whether no stage may begin yet. A part that starts processes has its survivors go on meanwhile."""
+    return not part.change.prepare and is_held_back(part, at)
 
 
 def not_yet_free(state: State, part: Part, workers: Iterable[str]) -> list[str]:

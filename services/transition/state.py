@@ -98,7 +98,7 @@ class TimerName(StrEnum):
     SAVE = "save"
     WAIT = "wait"
     BACK_OFF = "back-off"
-    """Until ``not_before`` of the change. A user may end it sooner."""
+    """Until ``not_before`` of the change: no process is started, or nothing retried. A user may end it sooner."""
 
 
 @dataclass(frozen=True, slots=True)

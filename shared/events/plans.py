@@ -320,7 +320,8 @@ class TaskChange(Model):
        workers; ``end`` releases all workers of a task that has ended; ``none`` does nothing more.
     3. ``release``: workers whose processes are ended before ``prepare``. Failed ones are released before all others.
     4. ``prepare``: workers on which a process is started. Starts overlap with the work of the survivors where possible.
-       ``not_before``: until then none is, since the last ones have failed in the same way again; None: at once.
+       ``not_before``: until then none is, since the last ones have failed in the same way again; None: at once. Where
+       none is to be started, no stage begins before it.
     5. ``target``: the stage that follows at the next step boundary.
     """
 

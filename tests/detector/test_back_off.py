@@ -13,12 +13,13 @@ from services.detector.state import back_off
 from services.detector.state.back_off import LONGEST_WAIT_S, Tries, wait_s, waited_s
 from services.detector.state.known_errors import FailureHistory, KnownError
 from shared.events.evidence import Evidence
+from shared.events.plans import Response, TaskChange
 from shared.events.severities import ErrorKind, Severity
 from shared.events.union import ErrorDetected, TaskFailed, TaskProgressed, TaskResumeRequested, TaskSubmitted
 from shared.messages.signals import RankRaised
 from shared.tasks.specification import DEFAULT_PROGRESS_TIMEOUT_S, parse_spec
-from tests.agent.kit import SPEC
-from tests.detector.kit import START, Cluster, at, complete, moved, restart_plan
+from tests.agent.kit import SPEC, stage
+from tests.detector.kit import START, Cluster, at, complete, moved, plan, restart_plan
 
 OUTAGE = "[Errno 5] Input/output error: '/mnt/data/shard-0001.bin'"
 
@@ -45,6 +46,27 @@ class Course:
         return self._answered(
             worker, self.cluster.signal(self.cluster.exited(worker, self.now_s, step=step), self.now_s)
         )
+
+    def breaks(self, *, step: int = 16) -> Any:
+        """Collectives break without another cause, and are retried."""
+        signal = self.cluster.raised("n0/0", self.now_s, "communication", step=step, generation=self.cluster.generation)
+        self.cluster.monitor.signal(signal, at(self.now_s))
+        for node in self.cluster.names:
+            self.cluster.beat(node, self.now_s + 0.4)
+        [event] = self.cluster.tick(self.now_s + 0.5)
+        assert event.severity is Severity.SEV3
+        self.plans += 1
+        name, generation = f"p{self.plans}", self.cluster.generation
+        again = stage(generation + 1, self.cluster.workers, kind="interrupted")
+        change = TaskChange(
+            task="gpt", reason="retry", action="move", from_generation=generation, survivors=self.cluster.workers,
+            hold=True, interrupted=again,
+        )  # fmt: skip
+        self.cluster.fold(plan(name, event.event_id, change, response=Response.RETRY))
+        self.cluster.fold(moved(name, generation + 1, "resumed", step=step, complete=True))
+        self.cluster.generation += 1
+        self.now_s += 10.0
+        return event
 
     def _answered(self, worker: str, events: list[Any]) -> Any:
         [event] = [one for one in events if not isinstance(one, TaskProgressed)]
@@ -87,6 +109,13 @@ def test_the_same_failure_without_progress_waits_twice_as_long_each_time() -> No
     events = Course().again(9)
     assert waits(events) == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 120.0]
     assert [Evidence.read(event.evidence).without_progress for event in events] == [0, *range(2, 10)]
+
+
+def test_collectives_that_break_again_wait_longer_each_time() -> None:
+    """A retry in place is an answer like any other."""
+    course = Course(max_restarts=5)
+    assert waits([course.breaks() for _ in range(4)]) == [0.0, 1.0, 2.0, 4.0]
+    assert waits([course.breaks(step=17)]) == [0.0]
 
 
 def test_an_outage_of_storage_does_not_end_the_task() -> None:

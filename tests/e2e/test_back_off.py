@@ -43,9 +43,30 @@ def of(client: Client, kind: str, task: str) -> list[Record]:
     return [event for event in events(client, kind) if event.get("task") == task]
 
 
-def submitted(client: Client, corpus: Path, folder: Path, name: str, **fields: Any) -> tuple[Record, Pace, Path]:
+BREAKS = READS.replace(
+    'OSError(5, "Input/output error", "/mnt/data/shard-0001.bin")',
+    '__import__("unicron.errors").errors.CommunicationFailed("injected")',
+)
+"""The same, whose collectives break as long as the file exists."""
+
+
+def in_time(client: Client, name: str) -> list[bool]:
+    """Return of each plan for a task that was to wait whether no process was up before its time."""
+    plans = {plan["plan"]: plan for plan in events(client, "plan.decided")}
+    prepared = [moved for moved in of(client, "state.moved", name) if moved["phase"] == "prepared"]
+    return [
+        datetime.fromisoformat(change["not_before"]) <= datetime.fromisoformat(moved["occurred_at"])
+        for moved in prepared
+        for change in plans[moved["plan"]]["changes"]
+        if change["task"] == name and "not_before" in change
+    ]
+
+
+def submitted(
+    client: Client, corpus: Path, folder: Path, name: str, *, script: str = READS, **fields: Any
+) -> tuple[Record, Pace, Path]:
     """Submit a task that trains slowly; return its specification, its pace, and the file that ends its storage."""
-    pace, down = Pace(folder, 0.05, READS), folder / "down"
+    pace, down = Pace(folder, 0.05, script), folder / "down"
     spec = small_task(name, corpus, workers={"min": 1, "max": 2}, **fields)
     paced = pace.of(spec)
     paced["env"] |= {"DOWN": str(down)}
@@ -82,21 +103,34 @@ def test_an_outage_of_storage_does_not_fail_the_task(client: Client, corpus: Pat
     assert len({error["generation"] for error in errors}) <= 8
     assert {error["evidence"]["class"] for error in errors} == {"storage"}
     assert of(client, "task.failed", name) == []
-    plans = {plan["plan"]: plan for plan in events(client, "plan.decided")}
-    prepared = [moved for moved in of(client, "state.moved", name) if moved["phase"] == "prepared"]
-    held = [
-        (datetime.fromisoformat(change["not_before"]), datetime.fromisoformat(moved["occurred_at"]))
-        for moved in prepared
-        for change in plans[moved["plan"]]["changes"]
-        if change["task"] == name and "not_before" in change
-    ]
-    assert held
-    assert all(not_before <= started_at for not_before, started_at in held)
+    assert in_time(client, name)
+    assert all(in_time(client, name))
+
+
+def test_collectives_that_break_again_are_not_tried_without_end(client: Client, corpus: Path, tmp_path: Path) -> None:
+    """They are retried in place, then one process and then all are started anew: these wait longer each time."""
+    name = "breaks-again"
+    spec, pace, down = submitted(client, corpus, tmp_path, name, script=BREAKS, max_restarts=20)
+    down.touch()
+
+    def waits() -> list[float]:
+        return [error["evidence"].get("wait_s", 0.0) for error in of(client, "error.detected", name)]
+
+    client.until("it is to wait for four seconds", lambda: max(waits(), default=0.0) >= 4.0)
+    down.unlink()
+    pace.end()
+    client.until_state(name, "succeeded")
+    check_result(client, name, spec, tmp_path / "reference")
+    assert [error["severity"] for error in of(client, "error.detected", name)][:4] == ["SEV3", "SEV2", "SEV1", "SEV1"]
+    assert waits() == [0.0, 0.0, 1.0, 2.0, 4.0]
+    assert len(in_time(client, name)) == 3
+    assert all(in_time(client, name))
+    assert {node["state"] for node in client.items("/v1/nodes")} == {"ready"}
 
 
 def test_a_task_without_progress_waits_for_its_operator(client: Client, corpus: Path, tmp_path: Path) -> None:
     name = "given-up"
-    limits = {"max_restarts": 0, "progress_timeout_s": 3}
+    limits: dict[str, Any] = {"max_restarts": 0, "progress_timeout_s": 3}
     spec, pace, down = submitted(client, corpus, tmp_path, name, **limits)
     down.touch()
     shown = client.until_state(name, "queued")

@@ -50,6 +50,41 @@ def test_the_wait_of_an_error_is_that_of_its_plan() -> None:
     assert change.interrupted is not None  # the others go on meanwhile
 
 
+def test_a_retry_in_place_waits_too() -> None:
+    world = running()
+    member = world.task().members[0]
+    plan = fail(world, member, severity=Severity.SEV3, wait_s=8.0, without_progress=5)
+    error = world.records[-2].event
+    assert isinstance(error, ErrorDetected)
+    change = change_of(plan)
+    assert (plan.response, change.prepare, change.failed) == (Response.RETRY, [], [])
+    assert change.not_before == error.detected_at + timedelta(seconds=8)
+    assert change.reason.endswith("retried in place after 8 s, since the same failure came 5 times without a new step")
+    assert change_of(fail(world, member, severity=Severity.SEV3)).not_before is None
+
+
+def test_an_escalation_that_names_no_node_waits_too() -> None:
+    """What was retried and restarted in vain is started anew, later each time; no other task is kept waiting."""
+    world = running(nodes=4, workers=1)
+    world.submit("b")
+    about: dict[str, Any] = {"task": "a", "severity": Severity.SEV1, "escalates": "before"}
+    plan = world.error(ErrorKind.CONNECTION, evidence={"wait_s": 4.0, "without_progress": 4}, **about)
+    error = world.records[-2].event
+    assert isinstance(error, ErrorDetected)
+    change = change_of(plan)
+    assert change.prepare
+    assert change.not_before == error.detected_at + timedelta(seconds=4)
+    assert change.reason.endswith("after 4 s, since the same failure came 4 times without a new step")
+    assert {one.not_before for one in plan.changes if one.task != "a"} <= {None}
+    assert change_of(world.error(ErrorKind.CONNECTION, **about)).not_before is None
+
+
+def test_a_task_is_moved_off_an_isolated_node_at_once() -> None:
+    world = running()
+    member = world.task().members[-1]
+    assert change_of(fail(world, member, severity=Severity.SEV1, wait_s=4.0, without_progress=4)).not_before is None
+
+
 def test_the_wait_is_of_one_plan() -> None:
     """What else happens is answered at once."""
     world = running()

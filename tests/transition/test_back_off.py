@@ -80,6 +80,50 @@ def test_survivors_are_not_drained_for_a_process_that_has_to_go() -> None:
     assert drive.phases() == ["held", "resumed", "prepared", "drained", "released", "restored"]
 
 
+def retry(**rest: Any) -> TaskChange:
+    """The answer to collectives that have broken: all ranks finish the step in place."""
+    fields = {"survivors": THREE, "hold": True, "interrupted": stage(2, THREE, interrupted=True)}
+    return change(**{**fields, "not_before": UNTIL, **rest})
+
+
+def test_a_retry_in_place_waits_once_all_have_left_the_broken_step() -> None:
+    drive = waiting(retry())
+    assert drive.phases() == ["held"]
+    assert {send.command.kind for send in drive.sent} == {"hold"}
+    [timer] = drive.timers
+    assert timer.name is TimerName.BACK_OFF
+    pass_time(drive, WAIT_S)
+    drive.answer_all()
+    assert drive.phases() == ["held", "resumed"]
+
+
+def test_a_retry_from_storage_waits_too() -> None:
+    drive = waiting(retry(interrupted=None, target=stage(2, THREE, "checkpoint")))
+    assert {send.command.kind for send in drive.sent} == {"hold"}
+    pass_time(drive, WAIT_S)
+    drive.answer_all()
+    assert drive.phases() == ["held", "restored"]
+
+
+def test_a_user_ends_the_wait_of_a_retry() -> None:
+    drive = waiting(retry())
+    resume(drive)
+    drive.answer_all()
+    assert drive.phases() == ["held", "resumed"]
+
+
+def test_a_restarted_service_waits_for_what_is_left_of_a_retry() -> None:
+    drive = waiting(retry())
+    drive.at = EPOCH + timedelta(seconds=20)
+    again = drive.restarted()
+    again.answer_all()
+    [timer] = again.timers
+    assert timer.after_s == pytest.approx(10.0, abs=0.1)
+    pass_time(again, WAIT_S)
+    again.answer_all()
+    assert again.phases()[-1] == "resumed"
+
+
 def test_a_restarted_service_waits_for_what_is_left() -> None:
     drive = waiting(alone())
     drive.at = EPOCH + timedelta(seconds=20)

@@ -1,8 +1,9 @@
 """A task that fails again in the same way: how long it waits, what counts against it, and when it is given to a person.
 
 A first failure is answered at once. The same failure again, without a new step between, waits before its processes are
-started: ``FIRST_WAIT_S``, then twice as long each time, up to ``LONGEST_WAIT_S``. The wait is in the evidence of the
-error, so that the plan that answers it says until when nothing is started. Pure: it follows from the log alone.
+started, or before it is retried in place: ``FIRST_WAIT_S``, then twice as long each time, up to ``LONGEST_WAIT_S``. The
+wait is in the evidence of the error, so that the plan that answers it says until when nothing is started or retried.
+Pure: it follows from the log alone.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Tries(NamedTuple):
 
 
 def wait_s(same: int) -> float:
-    """Return for how long the answer to a failure starts no process, seconds.
+    """Return for how long the answer to a failure starts no process, and retries nothing, seconds.
 
     Args:
         same: how often the task has failed in the same way before, without a new step since.
