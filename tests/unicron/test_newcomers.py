@@ -12,6 +12,7 @@ import pytest
 
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent, reference_of
+from tests.unicron.test_contract_courses import CONTRACT
 from tests.unicron.test_scripts import script
 from tests.unicron.test_snapshots import Nodes
 from tests.unicron.zygote import WRITES_AT_ONCE
@@ -145,11 +146,16 @@ class Undone(NamedTuple):
     """Where the survivor's state comes from then."""
     steps: int
     """How many are done again."""
+    backend: Mapping[str, str] = {}
+    """Environment of another backend."""
 
 
 UNDONE = {
     # The newest copy would be of step 100: of the state before the update there is that alone which is taken for it.
     "copies in memory": Undone({"every": 0, "memory_every": 100}, "memory", 1),
+    "copies, on a backend as NCCL's": Undone(
+        {"every": 0, "memory_every": 100}, "memory", 1, CONTRACT | {"UNICRON_TEST_CONTRACT": "sockets"}
+    ),
     "a checkpoint": Undone({"every": 2, "memory_every": 0}, "checkpoint", 2),
     "neither": Undone({"every": 0, "memory_every": 0}, "own", 0),
 }
@@ -165,7 +171,8 @@ async def test_an_update_in_which_a_newcomer_that_differs_had_a_part_is_undone(
     case = UNDONE[name]
     path, numbers = written(tmp_path, SPOILS)
     spec = spec_file(script=path, checkpoint=case.checkpoint)
-    env = {"UNICRON_NODE": "n0", "UNICRON_DOMAIN": "n0", "UNICRON_MEMORY": str(shared_memory / "a")} | WRITES_AT_ONCE
+    place = {"UNICRON_NODE": "n0", "UNICRON_DOMAIN": "n0", "UNICRON_MEMORY": str(shared_memory / "a")}
+    env = {**place, **WRITES_AT_ONCE, **case.backend}
     async with agent(tmp_path / "run") as a:
         usual = await reference_of(a, spec)
         a.messages.clear()
