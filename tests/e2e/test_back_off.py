@@ -116,6 +116,11 @@ def test_collectives_that_break_again_are_not_tried_without_end(client: Client, 
     def waits() -> list[float]:
         return [error["evidence"].get("wait_s", 0.0) for error in of(client, "error.detected", name)]
 
+    def held_back() -> Any:
+        return (shown := client.task(name))["wait"] and shown
+
+    shown = client.until("it says that it waits", held_back)
+    assert "since the same failure came 2 times without a new step" in shown["wait"]["reason"]
     client.until("it is to wait for four seconds", lambda: max(waits(), default=0.0) >= 4.0)
     down.unlink()
     pace.end()
