@@ -1,4 +1,4 @@
-"""The client of NATS that the bus uses: nats-py's, with four defects mended; how servers are verified and refuse."""
+"""The client of NATS that the bus uses: nats-py's, with three defects mended; how servers are verified and refuse."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ import secrets
 import ssl
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.nuid import NUID
 
 from shared.errors import InvalidInput
@@ -33,29 +30,12 @@ class _RandomNames(NUID):
         return bytearray(secrets.token_urlsafe(16).encode())
 
 
-class _QuickSubscription(Subscription):
-    """A subscription without a callback that hands out at once what has come.
-
-    nats-py 2.16 makes two tasks and a timer for each message, also where hundreds are there: of a service that follows
-    a thousand events a second that was a tenth of the processor time (py-spy during ``benchmarks/gateway.py``).
-    """
-
-    async def next_msg(self, timeout: float | None = 1.0) -> Msg:  # noqa: ASYNC109 - nats-py's signature
-        if self._conn.is_closed or self._pending_queue.empty():
-            return await super().next_msg(timeout)
-        message = self._pending_queue.get_nowait()
-        self._pending_size -= len(message.data)
-        self._pending_queue.task_done()
-        return message
-
-
 class NatsClient(Client):
     """The client, which drops a message that it cannot decode, and reconnects after an error of the server.
 
     The server forwards bytes that are no subject or no headers. In nats-py 2.16 their exception ends the task that
     reads from the connection, and the client, still connected, hears nothing any more. Nor does it reconnect after an
     error of the server, for example where its key was removed: it closes for good.
-    Subscriptions are ``_QuickSubscription``s.
     """
 
     def __init__(self) -> None:
@@ -63,13 +43,6 @@ class NatsClient(Client):
         self._nuid = _RandomNames()
         self.away_until_s = 0.0
         """Time on the monotonic clock before which no connection is made (``Bus.stay_away``)."""
-
-    async def subscribe(self, *args: Any, **kwargs: Any) -> Subscription:
-        """Subscribe as nats-py does."""
-        subscription = await super().subscribe(*args, **kwargs)
-        if type(subscription) is Subscription and subscription._cb is None and subscription._future is None:
-            subscription.__class__ = _QuickSubscription  # nats-py does not say of which class subscriptions are made
-        return subscription
 
     async def _select_next_server(self) -> None:
         while (remaining_s := self.away_until_s - time.monotonic()) > 0.0:  # noqa: ASYNC110 - nothing else ends it

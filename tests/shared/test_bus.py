@@ -12,10 +12,8 @@ from pathlib import Path
 
 import nkeys
 import pytest
-from nats import errors as nats_errors
 
 from shared.bus.connection import Bus
-from shared.bus.nats_client import NatsClient
 from shared.errors import NoReceiver, Unavailable
 from tests.nats_server import OpenServer
 
@@ -351,30 +349,6 @@ async def test_a_message_whose_subject_or_headers_are_no_text_leaves_the_client_
     finally:
         writer.close()
         await writer.wait_closed()
-
-
-async def test_a_follower_gets_what_has_come_without_a_wait_for_each_message(nats: OpenServer) -> None:
-    client = NatsClient()
-    await client.connect(nats.url, nkeys_seed_str=nats.credential.seed, allow_reconnect=False)
-    subscription = await client.subscribe("test")
-    for number in range(10):
-        await client.publish("test", str(number).encode())
-    async with asyncio.timeout(LIMIT_S):
-        while subscription.pending_msgs < 10:
-            await client.flush()
-    for number in range(10):
-        with pytest.raises(StopIteration) as returned:
-            subscription.next_msg().send(None)
-        assert returned.value.value.data == str(number).encode()
-    assert (subscription.pending_msgs, subscription.pending_bytes) == (0, 0)
-    with pytest.raises(nats_errors.TimeoutError):
-        await subscription.next_msg(0.01)
-    await client.publish("test", b"later")
-    assert (await subscription.next_msg(LIMIT_S)).data == b"later"
-    await subscription.unsubscribe()
-    await client.close()
-    with pytest.raises(nats_errors.ConnectionClosedError):
-        await subscription.next_msg()
 
 
 async def test_the_bus_knows_both_ends_of_its_connection(bus: Bus) -> None:

@@ -31,9 +31,8 @@ from services.api.views.documents import Views
 from shared.events.union import PlanDecided, Recorded
 
 _KEPT = 4_000
-"""Views of each kind that stay in memory, some kilobytes each: about those of the last half minute where much changes.
-What is not among them is read again, all of a batch in one query. Of five times as many, a full collection of garbage
-stopped the fold for 0.9 s, of these for 0.4 s (``gc.callbacks`` during ``benchmarks/gateway.py``)."""
+"""Views of each kind that stay in memory, some kilobytes each: those of all nodes of a large cluster, and of the last hour
+where much changes. What is not among them is read again, all of a batch in one query."""
 
 
 class CachedTable(MutableMapping[str, V], Generic[V]):
