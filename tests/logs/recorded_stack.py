@@ -144,7 +144,7 @@ class Cluster:
             digest = hashlib.sha256(f"{self._corpus.parent.resolve()}\0{node}".encode()).hexdigest()
             for path in (MEMORY / f"unicron-{digest[:16]}" / name).iterdir():
                 path.unlink(missing_ok=True)
-        events = {"type": "task.copies-lacking", "limit": 100}
+        events: dict[str, str | int] = {"type": "task.copies-lacking", "limit": 100}
 
         def are_back() -> bool:
             items = self._client.get("/v1/events", params=events).raise_for_status().json()["items"]

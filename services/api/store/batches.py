@@ -31,8 +31,8 @@ from services.api.views.documents import Views
 from shared.events.union import PlanDecided, Recorded
 
 _KEPT = 4_000
-"""Views of each kind that stay in memory, some kilobytes each: those of all nodes of a large cluster, and of the last hour
-where much changes. What is not among them is read again, all of a batch in one query."""
+"""Views of each kind that stay in memory, some kilobytes each: those of all nodes of a large cluster, and of the last
+hour where much changes. What is not among them is read again, all of a batch in one query."""
 
 
 class CachedTable(MutableMapping[str, V], Generic[V]):
