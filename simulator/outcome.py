@@ -24,7 +24,7 @@ class Outcome(Model):
         seed: of the trace and of what the run itself draws.
         horizon_s: simulated seconds.
         accumulated_waf_flop: weighted model FLOP of all updates applied and not lost again, over the horizon.
-        worker_s: worker-seconds by kind, as the cost report has them (``services.api.costs.ledger.CATEGORIES``).
+        worker_s: worker-seconds by kind, as the cost report has them (``shared.costs.ledger.CATEGORIES``).
         allocated_worker_s: counted apart; the kinds add up to it.
         transitions: number of times that a task moved, restarted or was retried.
         recovery_s: of each fault that stopped a task: seconds from the fault to its next training step.

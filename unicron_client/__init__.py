@@ -6,7 +6,7 @@
         task = client.submit("gpt.yaml")
         task = client.wait(task.name, timeout_s=3600)
 
-Answers are the models of ``services/api/interface/models.py``, and errors those of ``shared/errors.py``. The command
+Answers are the models of ``shared/interface/models.py``, and errors those of ``shared/errors.py``. The command
 line uses the same client. This package is for programs beside a cluster; it uses nothing of the library inside a
 training process.
 """

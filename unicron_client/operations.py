@@ -10,7 +10,7 @@ from unicron_client.answers import incident_path, moment, node_path, order, plan
 from unicron_client.connection import Connection
 
 if TYPE_CHECKING:
-    from services.api.interface.models import Incident, Node, PlanDetail, PlanSummary
+    from shared.interface.models import Incident, Node, PlanDetail, PlanSummary
 
 SELF_TEST_S = 100.0
 """Time for a node's self-test, which takes seconds: twice the longest that the api waits for one agent, and its own."""
@@ -25,7 +25,7 @@ class Operations(Connection):
         Args:
             states: only nodes in one of these; empty: in any.
         """
-        from services.api.interface.models import Node
+        from shared.interface.models import Node
 
         return (typed(Node, item) for item in self.items("/v1/nodes", {"state": sorted(states)}))
 
@@ -35,7 +35,7 @@ class Operations(Connection):
         Raises:
             NotFound: there is none of this name.
         """
-        from services.api.interface.models import Node
+        from shared.interface.models import Node
 
         return typed(Node, self.get(node_path(name)))
 
@@ -49,7 +49,7 @@ class Operations(Connection):
         Raises:
             NotFound: there is no such node.
         """
-        from services.api.interface.models import Node
+        from shared.interface.models import Node
 
         return typed(Node, self.post(f"{node_path(name)}/cordon", {"reason": reason}))
 
@@ -65,7 +65,7 @@ class Operations(Connection):
             NotFound: there is no such node.
             Conflict: it has no agent.
         """
-        from services.api.interface.models import Node
+        from shared.interface.models import Node
 
         return typed(Node, self.post(f"{node_path(name)}/drain", {"reason": reason, "timeout_s": timeout_s}))
 
@@ -76,7 +76,7 @@ class Operations(Connection):
             NotFound: there is no such node.
             Conflict: it has no agent, or has failed the test.
         """
-        from services.api.interface.models import Node
+        from shared.interface.models import Node
 
         return typed(Node, self.post(f"{node_path(name)}/return", read_timeout_s=SELF_TEST_S))
 
@@ -98,7 +98,7 @@ class Operations(Connection):
             until: only those decided before then.
             newest_first: in the reverse order.
         """
-        from services.api.interface.models import PlanSummary
+        from shared.interface.models import PlanSummary
 
         wanted = {"task": task, "state": sorted(states), "since": moment(since), "until": moment(until)}
         return (typed(PlanSummary, item) for item in self.items("/v1/plans", {**wanted, **order(newest_first)}))
@@ -109,7 +109,7 @@ class Operations(Connection):
         Raises:
             NotFound: there is none.
         """
-        from services.api.interface.models import PlanDetail
+        from shared.interface.models import PlanDetail
 
         return typed(PlanDetail, self.get(plan_path(plan)))
 
@@ -131,7 +131,7 @@ class Operations(Connection):
             until: only those detected before then.
             newest_first: in the reverse order.
         """
-        from services.api.interface.models import Incident
+        from shared.interface.models import Incident
 
         wanted = {"task": task, "state": state, "since": moment(since), "until": moment(until)}
         found = self.items("/v1/incidents", {**wanted, **order(newest_first)})
@@ -143,7 +143,7 @@ class Operations(Connection):
         Raises:
             NotFound: there is none.
         """
-        from services.api.interface.models import Incident
+        from shared.interface.models import Incident
 
         return typed(Incident, self.get(incident_path(incident)))
 
@@ -153,7 +153,7 @@ class Operations(Connection):
         Raises:
             NotFound: there is no such incident.
         """
-        from services.api.interface.models import Incident
+        from shared.interface.models import Incident
 
         return typed(Incident, self.post(f"{incident_path(incident)}/acknowledge"))
 
@@ -164,7 +164,7 @@ class Operations(Connection):
             NotFound: there is no such incident.
             Conflict: it has as many notes as are kept.
         """
-        from services.api.interface.models import Incident
+        from shared.interface.models import Incident
 
         return typed(Incident, self.post(f"{incident_path(incident)}/notes", {"text": text}))
 

@@ -15,8 +15,8 @@ from unicron_client.transport import Params
 from unicron_client.waiting import POLL_S, until
 
 if TYPE_CHECKING:
-    from services.api.interface.costs import Costs
-    from services.api.interface.models import Attempt, EventRecord, Stopping, Task
+    from shared.interface.costs import Costs
+    from shared.interface.models import Attempt, EventRecord, Stopping, Task
     from unicron_client.specifications import Given
 
 __all__ = ["ENDED", "Client", "MissingOutput", "OutputLine", "Record", "server_sent", "task_path", "typed"]
@@ -58,7 +58,7 @@ class Client(Operations):
             Conflict: the name is in use, or the key was used for something else.
             AnswerLost: it may be recorded; the error says what the server has.
         """
-        from services.api.interface.models import Task
+        from shared.interface.models import Task
         from unicron_client.specifications import as_body, specification
 
         return typed(Task, self.submission(as_body(specification(spec)), key).task)
@@ -88,7 +88,7 @@ class Client(Operations):
         Raises:
             NotFound: there is none of this name.
         """
-        from services.api.interface.models import Task
+        from shared.interface.models import Task
 
         return typed(Task, self.get(task_path(name)))
 
@@ -99,7 +99,7 @@ class Client(Operations):
             states: only tasks in one of these; empty: in any.
             newest_first: in the reverse order.
         """
-        from services.api.interface.models import Task
+        from shared.interface.models import Task
 
         return (typed(Task, item) for item in self.items("/v1/tasks", {"state": sorted(states), **order(newest_first)}))
 
@@ -119,8 +119,8 @@ class Client(Operations):
             Conflict: it has ended in another state.
             TimedOut: the limit has passed.
         """
-        from services.api.interface.models import Task
         from shared.errors import Conflict
+        from shared.interface.models import Task
 
         found = self.wait_for(name, {*states, *ENDED}, timeout_s, poll_s=poll_s)
         if found["state"] not in states:
@@ -172,7 +172,7 @@ class Client(Operations):
         Raises:
             NotFound: there is no such task.
         """
-        from services.api.interface.models import Attempt
+        from shared.interface.models import Attempt
 
         return (typed(Attempt, item) for item in self.items(f"{task_path(name)}/attempts"))
 
@@ -215,7 +215,7 @@ class Client(Operations):
             NotFound: there is no such task.
             Conflict: it has ended.
         """
-        from services.api.interface.models import Stopping
+        from shared.interface.models import Stopping
 
         return typed(Stopping, self.post(f"{task_path(name)}/stop", {"lose_steps": lose_steps}))
 
@@ -226,7 +226,7 @@ class Client(Operations):
             NotFound: there is no such task.
             Conflict: it has succeeded or failed.
         """
-        from services.api.interface.models import Stopping
+        from shared.interface.models import Stopping
 
         return typed(Stopping, self.post(f"{task_path(name)}/stop", {"lose_steps": True, "at_once": True}))
 
@@ -239,7 +239,7 @@ class Client(Operations):
             NotFound: there is no such task.
             Conflict: it has not ended and does not wait, or has succeeded.
         """
-        from services.api.interface.models import Task
+        from shared.interface.models import Task
 
         return typed(Task, self.post(f"{task_path(name)}/resume"))
 
@@ -264,7 +264,7 @@ class Client(Operations):
             Conflict: it has ended.
             InvalidInput: a value is not allowed.
         """
-        from services.api.interface.models import Task
+        from shared.interface.models import Task
 
         limits: Record = {} if min_workers is None else {"min": min_workers}
         if max_workers is not None:
@@ -279,7 +279,7 @@ class Client(Operations):
             NotFound: there is no such task.
             Conflict: it has not ended.
         """
-        from services.api.interface.models import Task
+        from shared.interface.models import Task
 
         return typed(Task, self.request("DELETE", task_path(name)))
 
@@ -304,7 +304,7 @@ class Client(Operations):
         Raises:
             InvalidInput: there are no events of such a type.
         """
-        from services.api.interface.models import EventRecord
+        from shared.interface.models import EventRecord
 
         wanted: Params = {"after": after, "last": last, "type": sorted(types), "since": moment(since)}
         if not follow:
@@ -315,7 +315,7 @@ class Client(Operations):
 
     def cost(self) -> Costs:
         """Return where the worker-seconds of the whole log went, and what failures cost."""
-        from services.api.interface.costs import Costs
+        from shared.interface.costs import Costs
 
         return typed(Costs, self.get("/v1/costs"))
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cli.ids import id_path
-from cli.incidents import incident_show
 from cli.options import Format, IncidentId, Output, Server
 from cli.output import clock, print_fields, print_json, print_table, printable, text
 
@@ -56,7 +55,7 @@ def _print(shown: dict[str, Any], page: dict[str, Any], *, wide: bool) -> None:
     print(f"\n{printable(page['found'])}")
     _print_attempts(shown, wide=wide)
     print_observations(shown, wide=wide)
-    for paragraph in incident_show.paragraphs(shown["evidence"]):
+    for paragraph in paragraphs(shown["evidence"]):
         print(f"\n{paragraph}")
     for plan in page["plans"]:
         print(f"\n{printable(plan['words'] or 'plan ' + plan['id'] + ': its event is archived')}")
@@ -80,7 +79,7 @@ def _print_facts(shown: dict[str, Any], currency: str) -> None:
             *((name, shown[name]) for name in answer),
             *money,
             ("cost.currency", currency),
-            *incident_show.fields(shown["evidence"]),
+            *fields(shown["evidence"]),
         ]
     )
 

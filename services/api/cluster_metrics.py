@@ -11,20 +11,20 @@ from typing import get_args
 from prometheus_client.metrics_core import Metric
 
 from services.api import present
-from services.api.costs.ledger import CATEGORIES
-from services.api.costs.report import categories
-from services.api.costs.settlement import ALL, no_amounts
-from services.api.interface.models import Task
 from services.api.live import LiveState
 from services.api.store.accounts import Accounts
 from services.api.store.readers import ViewReader
 from services.api.store.tables import INCIDENTS, NODES, SPANS, TASKS
-from services.api.views.documents import ClusterView, IncidentView, NodeState, NodeView, TaskView
-from services.api.views.incident_parts import median_s, stuck_s
+from shared.costs.ledger import CATEGORIES
+from shared.costs.report import categories
+from shared.costs.settlement import ALL, no_amounts
 from shared.events.observed_events import AnomalyKind
 from shared.events.severities import Severity
+from shared.interface.models import Task
 from shared.service.metrics import Samples, gauge
 from shared.tasks.specification import ENDED, TaskState
+from shared.views.documents import ClusterView, IncidentView, NodeState, NodeView, TaskView
+from shared.views.incident_parts import median_s, stuck_s
 
 PRESENT = tuple(sorted(state.value for state in TaskState if state not in ENDED))
 """States of tasks that have not ended. The series of a task leave with its end."""

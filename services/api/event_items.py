@@ -14,11 +14,11 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 
-from services.api.interface.models import EventRecord
-from services.api.text import iso
 from shared.events.union import EVENT_CLASSES, Recorded
+from shared.interface.models import EventRecord
 from shared.log.log import recorded
 from shared.log.schema import StoredRow
+from shared.text import iso
 
 
 def _kinds() -> Iterator[tuple[str, tuple[int, frozenset[str]]]]:

@@ -38,7 +38,6 @@ from services.api.submission.allowed_paths import check_paths, directories
 from services.api.submission.resumption import as_logged, check_free, resumed
 from services.api.submission.submission_keys import check_unused, other_specification
 from services.api.submission.submitted_inputs import check_inputs
-from services.api.views.documents import ClusterView, TaskView
 from shared.bus.connection import Bus
 from shared.errors import Conflict, InvalidInput, Unavailable
 from shared.events.union import Event, Recorded, TaskSubmitted, derived_id
@@ -49,6 +48,7 @@ from shared.names import is_name
 from shared.service.metrics import new_registry
 from shared.settings.model import Settings
 from shared.tasks.specification import TaskSpec, refused
+from shared.views.documents import ClusterView, TaskView
 
 READ_YOUR_WRITES_S = 10.0
 """How long an answer to a write waits for the projections. They follow within milliseconds; a busy disk may take

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from services.api.views.documents import SHORTEST_STEP_S
 from shared.bus.dropped import DroppedMessages
 from shared.bus.messages import decode
 from shared.errors import Undecodable
@@ -21,6 +20,7 @@ from shared.messages.reachability import MESSAGE, STALE_S, Reachability
 from shared.messages.senders import check_sender, counter_of
 from shared.messages.signals import HEARTBEAT, DeviceReading, Heartbeat, WorkerStatus
 from shared.model import utc_now
+from shared.views.documents import SHORTEST_STEP_S
 
 RECENT_STEPS = 10
 """Steps whose median duration is the task's present step time: enough that one slow step does not show as a trend."""

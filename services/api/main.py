@@ -39,6 +39,7 @@ from services.api.routers import (
     ids,
     incidents,
     limits,
+    log,
     metrics,
     nodes,
     page,
@@ -76,7 +77,6 @@ ROUTERS = tuple(
     add_to_reads(module.router)
     for module in (
         tasks,
-        tasks,
         results,
         nodes,
         limits,
@@ -86,11 +86,10 @@ ROUTERS = tuple(
         plans,
         planning,
         events,
-        events,
+        log,
         costs,
         waf,
         ids,
-        browser,
         browser,
         health,
         metrics,

@@ -16,7 +16,8 @@ from pydantic.json_schema import models_json_schema
 
 from services.api.access.browser_sessions import COOKIE
 from services.api.http.problems import Problem
-from services.api.interface.models import (
+from services.api.routing.bodies import REFERENCE
+from shared.interface.models import (
     DrainRequest,
     NodeFault,
     NodeRequest,
@@ -25,7 +26,6 @@ from services.api.interface.models import (
     StopOptions,
     TaskChange,
 )
-from services.api.routing.bodies import REFERENCE
 from shared.planning.standalone import StandaloneProblem
 from shared.tasks.specification import TaskSpec
 

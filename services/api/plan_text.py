@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from services.api.text import flop
 from shared.events.plans import Problem, Response, SlowWorkers, Solution, Stage, TaskChange, TaskProblem, Trigger
 from shared.events.union import PlanDecided
 from shared.planning.waf import touches, transition_s
+from shared.text import flop
 
 _RESPONSES = {
     Response.RETRY: "all ranks finish the interrupted step in place (no solver asked)",

@@ -1,4 +1,4 @@
-"""Answers of the interface (``services/api/interface/models.py``), made from views and live state. Pure."""
+"""Answers of the interface (``shared/interface/models.py``), made from views and live state. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC
 from typing import Final
 
-from services.api.interface.models import (
+from services.api.live import LiveState
+from shared.events.plans import Member
+from shared.interface.models import (
     Anomaly,
     Attempt,
     CheckpointFailure,
@@ -24,15 +26,13 @@ from services.api.interface.models import (
     Task,
     TaskWait,
 )
-from services.api.live import LiveState
-from services.api.projections.nodes import AGENT_LIVES, AWAY
-from services.api.views.documents import IncidentView, NodeState, NodeView, PlanView, TaskView
-from services.api.views.observed_views import SlowdownView
-from services.api.views.task_parts import AttemptView
-from shared.events.plans import Member
 from shared.messages.reachability import Reachability
 from shared.messages.signals import DeviceReading, DeviceStatus, Heartbeat, WorkerStatus
+from shared.projections.nodes import AGENT_LIVES, AWAY
 from shared.tasks.specification import ENDED, TaskState
+from shared.views.documents import IncidentView, NodeState, NodeView, PlanView, TaskView
+from shared.views.observed_views import SlowdownView
+from shared.views.task_parts import AttemptView
 
 UNREACHABLE: Final = "unreachable"
 """State of a node that takes part by the log (``AGENT_LIVES``), and that the detector does not hear."""

@@ -13,15 +13,15 @@ from datetime import UTC, datetime
 
 from sqlalchemy import and_, func, or_, select
 
-from services.api.costs.service_levels import achieved_flop, healthy_flop
-from services.api.costs.span_claims import Window
-from services.api.interface.costs import WafHistory
 from services.api.live import LiveState
 from services.api.store.readers import ViewReader
 from services.api.store.slices import reaching
 from services.api.store.tables import CLUSTER, SPANS, TASKS, SpanRow, table_of
-from services.api.views.documents import SpanKind, TaskView
+from shared.costs.service_levels import achieved_flop, healthy_flop
+from shared.costs.span_claims import Window
+from shared.interface.costs import WafHistory
 from shared.tasks.specification import ENDED, TaskState
+from shared.views.documents import SpanKind, TaskView
 
 _GOING_ON = tuple(state.value for state in TaskState if state not in ENDED)
 _SPANS = table_of(SpanRow)

@@ -14,17 +14,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
-from services.api.costs.claim_times import plan_times, span_times
-from services.api.costs.claims import Part
-from services.api.costs.ledger import CATEGORIES, History, ledger
-from services.api.costs.report import allocated_worker_s
-from services.api.costs.service_levels import achieved_flop
-from services.api.costs.settlement import DAY_S
-from services.api.costs.span_claims import Window
-from services.api.projections.evolve import evolve
-from services.api.views.documents import ClusterView, PlanView, SpanKind, SpanView, TaskView, Views
+from shared.costs.claim_times import plan_times, span_times
+from shared.costs.claims import Part
+from shared.costs.ledger import CATEGORIES, History, ledger
+from shared.costs.report import allocated_worker_s
+from shared.costs.service_levels import achieved_flop
+from shared.costs.settlement import DAY_S
+from shared.costs.span_claims import Window
 from shared.events.plans import TaskChange
 from shared.events.union import PlanDecided, Recorded
+from shared.projections.evolve import evolve
+from shared.views.documents import ClusterView, PlanView, SpanKind, SpanView, TaskView, Views
 from simulator.run.agenda import START
 from simulator.run.restarts import Restarts
 from simulator.run.stalls import Stall

@@ -2,7 +2,7 @@
 
 A task that an incident has left without enough workers waits. It starts again when a node comes back or a task ends,
 by a plan that answers no incident; so the cost report has that start, and the steps that are computed again behind it,
-as planned (``services.api.costs.claims``). Here both belong to the incident: without it the task would have trained on.
+as planned (``shared.costs.claims``). Here both belong to the incident: without it the task would have trained on.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from services.api.costs.charges import Charge
-from services.api.costs.claims import Part, recompute_start
-from services.api.views.documents import PlanView
+from shared.costs.charges import Charge
+from shared.costs.claims import Part, recompute_start
 from shared.events.union import Event, PlanDecided, StateMoved, TaskSubmitted
+from shared.views.documents import PlanView
 
 _ROUNDING_S = 1e-3
 """Times of the ledger are exact to microseconds."""

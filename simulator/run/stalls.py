@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from services.api.costs.charges import Charge
+from shared.costs.charges import Charge
 from simulator.run.agenda import time_of
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Literal, NamedTuple
 
-from services.api.costs.charges import money
-from services.api.costs.claims import FAILURE_PARTS
-from services.api.costs.ledger import CATEGORIES
+from shared.costs.charges import money
+from shared.costs.claims import FAILURE_PARTS
+from shared.costs.ledger import CATEGORIES
 from shared.model import Model
 from simulator.report.intervals import mean_interval
 

@@ -2,7 +2,7 @@
 
 Three columns, of which only the first is measured:
 
-    measured   the ledger of the log (``services.api.costs.ledger``), from the first submission to the last event
+    measured   the ledger of the log (``shared.costs.ledger``), from the first submission to the last event
     model      the same faults and tasks in the simulator, with the log's policy, settings and calibration
     what_if    the same with the changes
 

@@ -14,22 +14,19 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from services.api.costs.counterfactuals import counterfactuals
-from services.api.costs.ledger import History
-from services.api.costs.report import Account, Day, Period, report
-from services.api.costs.service_levels import achieved_flop
-from services.api.costs.settlement import settle_window
-from services.api.costs.span_claims import Window, allocated_intervals
 from services.api.gateway import Gateway
-from services.api.interface.costs import Costs, Counterfactual, IncidentCost
 from services.api.live import Live
 from services.api.main import create_app, serve
-from services.api.projections.evolve import evolve
 from services.api.store.feed import Feed
 from services.api.store.projection_store import Store
-from services.api.views.documents import ClusterView, Views
 from services.planner.decide import DECIDER
 from shared.bus.connection import Bus
+from shared.costs.counterfactuals import counterfactuals
+from shared.costs.ledger import History
+from shared.costs.report import Account, Day, Period, report
+from shared.costs.service_levels import achieved_flop
+from shared.costs.settlement import settle_window
+from shared.costs.span_claims import Window, allocated_intervals
 from shared.events.plans import Layout, Member, Response, Stage, TaskChange, Trigger
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import (
@@ -43,13 +40,16 @@ from shared.events.union import (
     TaskProgressed,
     TaskSubmitted,
 )
+from shared.interface.costs import Costs, Counterfactual, IncidentCost
 from shared.log.journal import Journal
 from shared.log.log import EventLog
+from shared.projections.evolve import evolve
 from shared.service import tokens
 from shared.service.frame import Context
 from shared.service.tokens import Scope
 from shared.settings.model import Settings
 from shared.tasks.specification import TaskSpec, parse_spec
+from shared.views.documents import ClusterView, Views
 
 START = datetime(2025, 3, 1, 12, 0, 0, tzinfo=UTC)
 PRICE = 3.6

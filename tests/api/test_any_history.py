@@ -10,12 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.api.costs.report import NO_COST
 from services.api.live import LiveState
 from services.api.present import task as show
-from services.api.projections.evolve import evolve
-from services.api.views.documents import ClusterView, PlanState, Views
 from services.planner.decide import DECIDER
+from shared.costs.report import NO_COST
 from shared.events.plans import Response, TaskChange, Trigger
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import (
@@ -48,6 +46,8 @@ from shared.events.union import (
     TaskStopRequested,
     TaskSubmitted,
 )
+from shared.projections.evolve import evolve
+from shared.views.documents import ClusterView, PlanState, Views
 from tests.api.accounting import allocated_worker_s
 from tests.api.kit import START, cost_report, other_answers, spec, stage
 

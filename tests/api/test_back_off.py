@@ -10,12 +10,12 @@ from services.api.live import LiveState
 from services.api.plan_text import explain
 from services.api.postmortem.standing import held_back as held_back_lines
 from services.api.present import waits_for_storage
-from services.api.views.documents import TaskView
-from services.api.views.task_parts import TaskWait
 from shared.events.plans import Response, TaskChange, Trigger
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import ErrorDetected, PlanDecided, TaskResultUnwritten, TaskResumeRequested
 from shared.tasks.specification import TaskState
+from shared.views.documents import TaskView
+from shared.views.task_parts import TaskWait
 from tests.api.kit import Server, Story, restart, spec
 
 UNTIL = datetime(2030, 1, 1, 12, tzinfo=UTC)

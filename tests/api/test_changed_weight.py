@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from services.api.views.documents import SpanKind, SpanView, TaskView, Views
-from services.api.views.task_parts import Weighting, weighted_steps
 from shared.events.plans import Problem, Response, Solution, TaskChange, Term, Trigger
 from shared.events.union import TaskChanged, TaskFinished, TaskStopped, TaskSubmitted
 from shared.tasks.specification import TaskState
+from shared.views.documents import SpanKind, SpanView, TaskView, Views
+from shared.views.task_parts import Weighting, weighted_steps
 from tests.api.kit import Story, cost_report, spec, stage
 
 

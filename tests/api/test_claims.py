@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from services.api.costs.claims import Claim, IncidentTimes, Part, failure_claims, planned_claims, start_claims
-from services.api.costs.span_claims import Window, allocated_intervals, held_worker_s, unused_claims
-from services.api.views.documents import Impact, SpanKind, SpanView
+from shared.costs.claims import Claim, IncidentTimes, Part, failure_claims, planned_claims, start_claims
+from shared.costs.span_claims import Window, allocated_intervals, held_worker_s, unused_claims
+from shared.views.documents import Impact, SpanKind, SpanView
 from tests.api.kit import START
 
 TWO = ["n0/0", "n1/0"]

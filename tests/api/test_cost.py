@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.api.costs.charges import Charge, money, settle
-from services.api.costs.claims import (
+from shared.costs.charges import Charge, money, settle
+from shared.costs.claims import (
     Claim,
     IncidentTimes,
     Part,
@@ -19,15 +19,15 @@ from services.api.costs.claims import (
     start_claims,
     training_claims,
 )
-from services.api.costs.intervals import union
-from services.api.costs.report import incident_cost
-from services.api.costs.settlement import PARTS, Amounts, add_worker_s, failure_worker_s, no_amounts
-from services.api.costs.span_claims import held_worker_s
-from services.api.views.documents import Impact
+from shared.costs.intervals import union
+from shared.costs.report import incident_cost
+from shared.costs.settlement import PARTS, Amounts, add_worker_s, failure_worker_s, no_amounts
+from shared.costs.span_claims import held_worker_s
 from shared.events.plans import TaskChange, Trigger
 from shared.events.severities import ErrorKind
 from shared.events.union import TaskFailed, TaskStopped, TaskSubmitted
 from shared.tasks.specification import TaskState
+from shared.views.documents import Impact
 from tests.api.kit import START, Story, cost_of, cost_report, spec, stage
 
 WORKERS = ["n0/0", "n0/1", "n1/0", "n1/1"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.api.costs.intervals import Interval, is_within, outside, overlapping, take, union
+from shared.costs.intervals import Interval, is_within, outside, overlapping, take, union
 
 LAST_S = 30
 intervals = st.tuples(st.integers(0, LAST_S), st.integers(0, LAST_S)).map(lambda pair: (float(pair[0]), float(pair[1])))

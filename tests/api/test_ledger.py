@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.api.costs.counterfactuals import other_answers_to
-from services.api.costs.report import NO_COST
-from services.api.interface.costs import Costs, Counterfactual
+from shared.costs.counterfactuals import other_answers_to
+from shared.costs.report import NO_COST
 from shared.events.plans import Problem, Response, Solution, TaskChange, TaskProblem, Term, Trigger
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import (
@@ -22,6 +21,7 @@ from shared.events.union import (
     TaskCheckpointed,
     TaskFinished,
 )
+from shared.interface.costs import Costs, Counterfactual
 from tests.api.kit import PRICE, Story, cost_of, cost_report, other_answers, stage
 
 HOUR_S = 3600.0

@@ -7,8 +7,6 @@ from typing import Any
 
 from services.api import present
 from services.api.live import LiveState
-from services.api.projections.evolve import evolve
-from services.api.views.documents import Views
 from services.planner.decide import DECIDER
 from shared.events.plans import Response, TaskChange, Trigger
 from shared.events.union import (
@@ -21,7 +19,9 @@ from shared.events.union import (
     TaskSubmitted,
     WorkerSlowed,
 )
+from shared.projections.evolve import evolve
 from shared.tasks.specification import parse_spec
+from shared.views.documents import Views
 from tests.agent.kit import SPEC, stage
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -22,11 +22,11 @@ from services.api.postmortem.standing import headline, standing, todo
 from services.api.postmortem.words import seconds
 from services.api.store.projection_store import Store
 from services.api.store.tables import INCIDENTS
-from services.api.views.documents import ClusterView, NodeState
 from shared.errors import NotFound
 from shared.events.plans import Response, TaskChange, Trigger
 from shared.events.severities import ErrorKind, Severity
 from shared.events.union import FaultInjected, PlanDecided, Recorded, StateMoved, TaskFailed
+from shared.views.documents import ClusterView, NodeState
 from tests.api.kit import START, Story, restart
 from tests.api.pages import ParsedPage, history
 from tests.logs.kit import GOLDEN, golden_log, read_rows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from services.api import present
 from services.api.live import LiveState
-from services.api.views.documents import PlanState
 from shared.events.plans import Problem, Response, Solution, TaskChange, Trigger
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import (
@@ -18,6 +17,7 @@ from shared.events.union import (
     TaskStopRequested,
 )
 from shared.tasks.specification import TaskState
+from shared.views.documents import PlanState
 from tests.api.kit import Story, restart, stage
 
 

@@ -16,10 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.api.costs.ledger import CATEGORIES
-from services.api.projections.evolve import evolve
-from services.api.views.documents import ClusterView, Views
 from services.planner.decide import DECIDER
+from shared.costs.ledger import CATEGORIES
 from shared.events.plans import Response, TaskChange, Trigger
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import (
@@ -37,6 +35,8 @@ from shared.events.union import (
     TaskFinished,
     TaskSubmitted,
 )
+from shared.projections.evolve import evolve
+from shared.views.documents import ClusterView, Views
 from tests.api.accounting import allocated_worker_s
 from tests.api.kit import START, cost_report, spec, stage
 

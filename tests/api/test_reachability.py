@@ -10,12 +10,12 @@ import pytest
 
 from services.api import present
 from services.api.live import Live
-from services.api.views.documents import NodeState, NodeView
 from shared.bus.connection import Bus
 from shared.events.union import NodeDraining, NodeJoined
 from shared.log.journal import Journal
 from shared.messages.reachability import REACHABILITY, STALE_S, Reachability, Unreachable
 from shared.settings.model import Settings
+from shared.views.documents import NodeState, NodeView
 from tests.api.kit import Server, serving, until
 from tests.versions.kit import heartbeat
 

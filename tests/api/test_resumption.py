@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from services.api.submission.resumption import CHANGEABLE, resumed
-from services.api.views.documents import TaskView
 from shared.errors import InvalidInput
 from shared.tasks.specification import TaskSpec, TaskState
+from shared.views.documents import TaskView
 from tests.api.kit import spec
 
 

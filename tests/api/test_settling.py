@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 from sqlalchemy import func, select
 
 from benchmarks.log_course import Course
-from services.api.costs.report import Period, incident_cost, report
-from services.api.costs.settlement import DAY_S
-from services.api.interface.costs import Costs
-from services.api.projections.evolve import evolve
 from services.api.store import settling
 from services.api.store.accounts import Accounts
 from services.api.store.projection_store import Store
 from services.api.store.settled_rows import SettledRows
 from services.api.store.tables import CLUSTER, SettledRow, table_of
-from services.api.views.documents import ClusterView, Views
+from shared.costs.report import Period, incident_cost, report
+from shared.costs.settlement import DAY_S
 from shared.events.union import Event, Recorded
+from shared.interface.costs import Costs
 from shared.log.log import EventLog
+from shared.projections.evolve import evolve
+from shared.views.documents import ClusterView, Views
 from tests.api.kit import START, Story, cost_report
 from tests.api.test_any_history import events, record
 from tests.api.test_random_clusters import happenings, simulate

@@ -19,12 +19,12 @@ from services.api.postmortem.slow_cost import Pace, cost
 from services.api.postmortem.slow_course import Outcome, time_of_step
 from services.api.postmortem.slow_model import SlowWorkerPostMortem
 from services.api.store.tables import SLOWDOWNS
-from services.api.views.documents import ClusterView
-from services.api.views.observed_views import SlowdownView
 from shared.bus.connection import Bus
 from shared.events.union import PlanDecided, StateMoved, WorkerSlowed
 from shared.log.journal import Journal
 from shared.settings.model import Settings
+from shared.views.documents import ClusterView
+from shared.views.observed_views import SlowdownView
 from tests.api.kit import serving
 from tests.api.pages import ParsedPage, history
 from tests.api.test_observed import NOW, History

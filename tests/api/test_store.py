@@ -15,10 +15,10 @@ from sqlmodel import Session, create_engine
 from services.api.store import settling
 from services.api.store.projection_store import Store
 from services.api.store.tables import ATTEMPTS, INCIDENTS, NODES, PLANS, TASKS, Kind, PositionRow, Tables
-from services.api.views.documents import PlanState
 from shared.events.union import IncidentNoted, Recorded, TaskChanged, TaskStopped
 from shared.log.log import EventLog
 from shared.model import Model
+from shared.views.documents import PlanState
 from tests.api.kit import Story
 from tests.logs.kit import GOLDEN, read_rows, restore
 from tests.postgres import PostgresServer, find_binaries

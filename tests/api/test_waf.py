@@ -12,14 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.api.costs.service_levels import achieved_flop, healthy_flop
-from services.api.costs.span_claims import Window
 from services.api.gateway import Gateway
-from services.api.interface.costs import WafHistory
 from services.api.live import LiveState, LiveTask
 from services.api.store.projection_store import Store
-from services.api.views.documents import Views
 from services.api.waf_history import waf_history
+from shared.costs.service_levels import achieved_flop, healthy_flop
+from shared.costs.span_claims import Window
+from shared.interface.costs import WafHistory
+from shared.views.documents import Views
 from tests.api.kit import START, Story, client_of, offline_gateway
 from tests.api.test_ledger import ALL, lose_n1, solution
 from tests.examples import examples

@@ -16,7 +16,6 @@ from services.api.postmortem.gather import known, post_mortem
 from services.api.postmortem.model import PostMortem
 from services.api.store.fold_metrics import FoldMetrics
 from services.api.store.projection_store import Store
-from services.api.views.incident_parts import LEAST_LATE_S, REMEMBERED, median_s, stuck_s, with_duration
 from shared.bus.connection import Bus
 from shared.events.plans import Response, TaskChange, Trigger
 from shared.events.severities import ErrorKind, Method, Severity
@@ -32,6 +31,7 @@ from shared.events.union import (
 )
 from shared.messages.signals import Heartbeat, WorkerStatus
 from shared.service.frame import HEALTH, Health
+from shared.views.incident_parts import LEAST_LATE_S, REMEMBERED, median_s, stuck_s, with_duration
 from tests.api.kit import Server, Story, cost_report, restart, stage
 
 

@@ -15,9 +15,9 @@ import httpx
 import pytest
 import yaml
 
-from services.api.interface.models import EventRecord, Incident, Stopping, Task
 from shared.errors import AnswerLost, Conflict, InvalidInput, NotFound, Unauthenticated, Unavailable, Undecodable
 from shared.events.union import TaskFailed, TaskFinished
+from shared.interface.models import EventRecord, Incident, Stopping, Task
 from shared.tasks import specification
 from shared.tasks.specification import TaskSpec, TaskState, parse_spec
 from tests.api.kit import Server, until

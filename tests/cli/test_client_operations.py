@@ -8,10 +8,10 @@ from datetime import timedelta
 
 import pytest
 
-from services.api.interface.models import Incident, Node, PlanDetail, PlanSummary, Task
 from shared.bus.connection import Bus
 from shared.errors import Conflict, InvalidInput, NotFound
 from shared.events.union import TaskStopped, TaskStopRequested
+from shared.interface.models import Incident, Node, PlanDetail, PlanSummary, Task
 from shared.messages.self_test import SELF_TEST, SelfTestResult
 from tests.api.kit import START, Server
 from tests.cli.test_client import ask

@@ -14,7 +14,7 @@ import yaml
 
 from cli.main import main
 from cli.planning.simulate import command_line
-from services.api.costs.ledger import CATEGORIES
+from shared.costs.ledger import CATEGORIES
 from simulator.policies import POLICIES
 from simulator.report.summary import ORACLE
 from tests.cli.conftest import Outcome

@@ -11,8 +11,6 @@ import typer
 from typer.testing import CliRunner
 
 from cli.records.replay import replay
-from services.api.projections.evolve import evolve as evolve_views
-from services.api.views.documents import Views
 from services.detector.evolve import evolve as evolve_monitor
 from services.detector.state.cluster import DetectorState
 from services.planner.decide import DECIDER
@@ -23,7 +21,9 @@ from services.transition.state import State as TransitionState
 from shared.events.union import EVENT, ErrorDetected, PlanDecided, Recorded, TaskFailed, TaskSubmitted
 from shared.log.log import EventLog
 from shared.log.relay import decode, encode
+from shared.projections.evolve import evolve as evolve_views
 from shared.tasks.specification import ENDED
+from shared.views.documents import Views
 from tests.api.accounting import allocated_worker_s
 from tests.api.kit import cost_report
 from tests.logs.kit import FOLDER, GOLDEN, read_rows, restore

@@ -65,7 +65,7 @@ def test_what_the_agent_needs_of_the_library_needs_the_standard_library_only(nam
 
 def test_the_client_brings_in_no_server_no_database_and_nothing_of_the_library() -> None:
     """A program that asks a cluster is no training process, and no service either."""
-    code = "import sys; before = set(sys.modules); import unicron_client, services.api.interface.models\n"
+    code = "import sys; before = set(sys.modules); import unicron_client, shared.interface.models\n"
     code += "from unicron_client import specifications, asynchronous\n"
     code += "print(*sorted(set(sys.modules) - before))"
     loaded = run_python(code).split()

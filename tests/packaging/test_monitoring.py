@@ -22,7 +22,6 @@ from services.agent.machine.hardware import NodeHardware
 from services.agent.metrics import AgentMetrics
 from services.agent.node.slots import ENDS, Node
 from services.api import present
-from services.api.views.documents import NodeState
 from services.detector.decide import Monitor
 from services.detector.metrics import DetectorMetrics
 from services.planner.lookahead.table import LookAhead
@@ -38,6 +37,7 @@ from shared.log.journal import Journal
 from shared.model import utc_now
 from shared.settings.model import Settings
 from shared.tasks.specification import TaskState
+from shared.views.documents import NodeState
 from tests.api.kit import serving
 from tests.detector.kit import LIMITS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.api.costs.ledger import CATEGORIES
+from shared.costs.ledger import CATEGORIES
 from shared.tasks.specification import TaskSpec
 from simulator.outcome import Outcome, WafPoint
 from simulator.workloads.trace import Occurrence, Trace

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from services.api.costs.ledger import CATEGORIES
+from shared.costs.ledger import CATEGORIES
 from shared.errors import Unavailable
 from shared.events.plans import Problem, Solution
 from shared.events.severities import ErrorKind

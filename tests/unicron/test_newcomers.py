@@ -199,7 +199,7 @@ import json
 
 from unicron import train
 from unicron.megatron.model import model_chunks
-from unicron.step import Step
+from unicron.training.step import Step
 
 factor = 10 * {number}
 reduce, leave = Step.reduce, Step.__exit__

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 
 from unicron import device
-from unicron.link import torchrun
 from unicron.protocol import environment
 from unicron.protocol.messages import Configure
 
@@ -60,8 +59,8 @@ def standalone_generation(directory: str, *, tensor: int = 1, pipeline: int = 1,
         pipeline: pipeline-parallel size.
         resume: the checkpoint to start from; empty: the initial state.
     """
-    rank = int(torchrun.value(environment.RANK, "0"))
-    size = int(torchrun.value(environment.WORLD_SIZE, "1"))
+    rank = int(value(environment.RANK, "0"))
+    size = int(value(environment.WORLD_SIZE, "1"))
     source = "checkpoint" if resume else "initial"
     return Configure(
         generation=1,
@@ -70,8 +69,8 @@ def standalone_generation(directory: str, *, tensor: int = 1, pipeline: int = 1,
         world_size=size,
         tensor=tensor,
         pipeline=pipeline,
-        store_host=torchrun.value(environment.MASTER_ADDR, "127.0.0.1"),
-        store_port=int(torchrun.value(environment.MASTER_PORT, "0")) if size > 1 else 0,
+        store_host=value(environment.MASTER_ADDR, "127.0.0.1"),
+        store_port=int(value(environment.MASTER_PORT, "0")) if size > 1 else 0,
         members=[[r, str(r), source] for r in range(size)],
         checkpoint=resume,
         directory=directory,

@@ -13,7 +13,6 @@ from datetime import datetime
 from typing import Any
 
 from services.agent.machine.proc import Scheduled, starved_s
-from services.agent.node import slots
 from services.agent.node.process import Process
 from services.agent.node.step_window import step_report
 from shared.bus.messages import MAX_SECONDS
@@ -224,7 +223,7 @@ class Node:
                 process.resumed = replace(message, phases=phases)
                 process.step, process.progress_at_s = message.step, at_s
             case messages.Raised() if message.generation >= process.generation or _refuses_to_start(process, message):
-                process.raised = slots.storable(message)
+                process.raised = storable(message)
                 return [self._raised(process, process.raised, now)]
             case messages.Identified() | messages.Checkpointed() | messages.CheckpointFailed() | messages.Copies():
                 return [self._reported(process, message, now)]
@@ -234,7 +233,7 @@ class Node:
                 process.stopped, process.ending, process.step = message, True, message.step
                 return signals
             case messages.StopRefused():
-                process.stop_refused = replace(message, reason=slots.encodable(message.reason))
+                process.stop_refused = replace(message, reason=encodable(message.reason))
                 process.step = message.step
             case messages.Finished(ended=False):
                 process.result, process.step = message, message.step
@@ -316,8 +315,8 @@ class Node:
             case messages.Checkpointed():
                 return RankCheckpointed(**about, path=message.path)
             case messages.Copies():
-                return RankCopies(**about, lack=slots.encodable(message.lack))
-        reason = slots.encodable(message.reason)
+                return RankCopies(**about, lack=encodable(message.lack))
+        reason = encodable(message.reason)
         return RankCheckpointFailed(**about, reason=reason, lends=message.lends)
 
     def _stopped(self, process: Process, message: messages.Stopped, now: datetime) -> Signal:

@@ -21,7 +21,6 @@ from pydantic import ValidationError
 from services.agent.machine.proc import handles, process_state, waits_in
 from services.agent.node.process import Process
 from services.agent.node.slots import Node
-from services.agent.ranks import stacks
 from shared.bus.dropped import DroppedMessages
 from shared.bus.messages import decode
 from shared.errors import Undecodable
@@ -134,7 +133,7 @@ class Stacks:
                 while size <= 0 or os.stat(path).st_size != size:
                     size = os.stat(path).st_size
                     await asyncio.sleep(LOOK_S)
-        return stacks.of_request(read(path))
+        return of_request(read(path))
 
     async def _answer(self, process: Process, timeout_s: float) -> messages.Groups | None:
         """Ask a rank; return what it says, None if it does not answer."""

@@ -20,13 +20,12 @@ from urllib.parse import quote
 
 from pydantic import Field, ValidationError
 
-from services.api.costs.report import incident_cost
 from services.api.gateway import Gateway
 from services.api.notices.webhook import Delivery, Webhook, WebhookMetrics, read_secret
 from services.api.store.accounts import Accounts
 from services.api.store.readers import ViewReader
 from services.api.store.tables import INCIDENTS, TASKS
-from services.api.views.documents import IncidentView
+from shared.costs.report import incident_cost
 from shared.errors import InvalidInput, Unavailable
 from shared.events.base import derived_id
 from shared.events.union import ErrorDetected, Recorded, TaskCheckpointFailed, TaskFailed
@@ -34,6 +33,7 @@ from shared.machine.durable_files import replace_file
 from shared.model import Model, utc_now
 from shared.service.log_lines import concerning
 from shared.settings.model import Settings
+from shared.views.documents import IncidentView
 
 logger = logging.getLogger(__name__)
 

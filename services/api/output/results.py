@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 from services.api.output.node_files import FileSource
 from services.api.output.search import ABSENCES
-from services.api.views.documents import TaskView
 from shared.errors import Corrupt, NotFound, Unavailable
 from shared.messages.node_files import CHUNK_BYTES, DescribeResult, FilesReply, ReadResult
 from shared.tasks.specification import IS, TaskState
+from shared.views.documents import TaskView
 
 DIGEST_TIMEOUT_S = 600.0
 """How long the digest of a file may take: 300 GB at the 0.5 GB/s of a slow core or disk."""

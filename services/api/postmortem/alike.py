@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from services.api.postmortem.model import Alike, AlikeIncident
-from services.api.views.documents import IncidentView
+from shared.views.documents import IncidentView
 
 EXAMINED = 1000
 """Incidents before one that are compared with it: years of a node's life, months of a large cluster's."""

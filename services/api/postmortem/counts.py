@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from services.api.postmortem.model import CountReason, OtherCount
-from services.api.text import flop
 from shared.events.plans import Problem, Solution, TaskProblem
 from shared.planning.waf import term
+from shared.text import flop
 
 
 def count_reasons(problem: Problem, solution: Solution) -> list[CountReason]:

@@ -11,11 +11,11 @@ from services.api.postmortem.model import DecidedPlan, Replanned
 from services.api.postmortem.replanning import replanned
 from services.api.store.readers import ViewReader
 from services.api.store.tables import PLANS
-from services.api.views.documents import PlanView
 from shared.errors import Archived
 from shared.events.plans import LoggedTable, Problem, Response
 from shared.events.union import PlanDecided
 from shared.log.log import EventLog
+from shared.views.documents import PlanView
 
 MOST_PLANS = 200
 """Plans before one in which its throughput tables are looked for: a table is logged again once no plan names it."""

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from services.api import present
-from services.api.costs.counterfactuals import counterfactuals
-from services.api.costs.report import incident_cost
-from services.api.interface.models import Incident, IncidentFacts
 from services.api.postmortem import evidence, timeline, words
 from services.api.postmortem.alike import EXAMINED, alike
 from services.api.postmortem.course import course
@@ -20,10 +17,13 @@ from services.api.postmortem.standing import headline, held_back, shortfalls, st
 from services.api.store.accounts import Accounts
 from services.api.store.readers import ViewReader
 from services.api.store.tables import INCIDENTS, NODES, SPANS, TASKS
-from services.api.views.documents import ClusterView, IncidentView, NodeState
-from services.api.views.incident_parts import median_s, stuck_s
+from shared.costs.counterfactuals import counterfactuals
+from shared.costs.report import incident_cost
 from shared.events.union import Recorded
+from shared.interface.models import Incident, IncidentFacts
 from shared.log.log import EventLog
+from shared.views.documents import ClusterView, IncidentView, NodeState
+from shared.views.incident_parts import median_s, stuck_s
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from services.api.interface.models import Incident
-from services.api.text import Time
+from shared.interface.models import Incident
+from shared.text import Time
 
 
 class Moment(BaseModel):

@@ -14,7 +14,7 @@ from services.api.postmortem import evidence, words
 from services.api.postmortem.model import PostMortem
 from services.api.postmortem.slow_model import SlowWorkerPostMortem
 from services.api.postmortem.words import clock, seconds, taken
-from services.api.text import flop
+from shared.text import flop
 
 
 def html(found: PostMortem | SlowWorkerPostMortem) -> str:

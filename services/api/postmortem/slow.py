@@ -20,11 +20,11 @@ from services.api.postmortem.timeline import between_s
 from services.api.postmortem.words import clock, seconds
 from services.api.store.readers import ViewReader
 from services.api.store.tables import INCIDENTS, SLOWDOWNS
-from services.api.views.documents import ClusterView, IncidentView
-from services.api.views.observed_views import SlowdownView
 from shared.errors import Archived
 from shared.events.union import Recorded, TaskProgressed
 from shared.log.log import EventLog
+from shared.views.documents import ClusterView, IncidentView
+from shared.views.observed_views import SlowdownView
 
 TYPES = ("worker.slowed", "plan.decided", "state.moved")
 """The types of the records of which a time line is made."""

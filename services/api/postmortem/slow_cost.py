@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from services.api.costs.charges import SECONDS_PER_HOUR, money
 from services.api.postmortem.slow_course import Outcome, evidence_steps
 from services.api.postmortem.slow_model import SlowCost
 from services.api.postmortem.timeline import between_s
 from services.api.postmortem.words import seconds
-from services.api.views.observed_views import SlowdownView
+from shared.costs.charges import SECONDS_PER_HOUR, money
 from shared.events.union import TaskProgressed
+from shared.views.observed_views import SlowdownView
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 from services.api.postmortem.model import Phase
 from services.api.postmortem.timeline import between_s, end_position
-from services.api.views.observed_views import SlowdownView
 from shared.events.union import PlanDecided, Recorded, StateMoved, WorkerSlowed
+from shared.views.observed_views import SlowdownView
 
 
 def evidence_steps(evidence: dict[str, Any]) -> int:

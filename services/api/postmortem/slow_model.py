@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from services.api.interface.models import SlowWorker
 from services.api.postmortem.model import AlikeIncident, FaultPage
-from services.api.text import Time
+from shared.interface.models import SlowWorker
+from shared.text import Time
 
 
 class SlowCost(BaseModel):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from services.api.interface.models import Incident
 from services.api.postmortem.model import Shortfall
 from services.api.postmortem.timeline import between_s
 from services.api.postmortem.words import ADVICE, clock, seconds
-from services.api.views.documents import NodeState, SpanView, TaskView
 from shared.events.severities import ErrorKind, Severity
+from shared.interface.models import Incident
 from shared.tasks.specification import ENDED
+from shared.views.documents import NodeState, SpanView, TaskView
 
 
 def shortfalls(spans: Sequence[SpanView], closed_at: datetime | None) -> list[Shortfall]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from services.api.interface.models import Incident
 from services.api.postmortem.model import FailedWorker, Moment, Phase, StateSource
 from shared.events.evidence import Evidence
 from shared.events.severities import Severity
@@ -21,6 +20,7 @@ from shared.events.union import (
     TaskFailed,
     WorkerSlowed,
 )
+from shared.interface.models import Incident
 
 TYPES = (
     "error.detected",

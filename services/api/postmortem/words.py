@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
-from services.api.interface.costs import IncidentCost
 from services.api.postmortem.model import Alike, Replanned
-from services.api.text import flop
 from shared.events.severities import ErrorKind, Severity
+from shared.interface.costs import IncidentCost
+from shared.text import flop
 
 KINDS = {
     ErrorKind.NODE_LOST: "nothing was heard of the node any more, so its workers and their processes count as lost",

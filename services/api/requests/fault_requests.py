@@ -12,12 +12,11 @@ import uuid
 
 from services.api.access.access import Actor
 from services.api.gateway import READ_YOUR_WRITES_S, Gateway
-from services.api.interface.models import InjectedFault, NodeFault, RankFault
-from services.api.projections.nodes import AWAY
 from services.api.store.tables import NODES
 from shared.bus.messages import decode
 from shared.errors import Conflict, FaultsDisabled, Unavailable, Undecodable
 from shared.events.union import FaultInjected, derived_id
+from shared.interface.models import InjectedFault, NodeFault, RankFault
 from shared.log.log import EventLog
 from shared.messages.injection import (
     FAULT_RESULT,
@@ -30,6 +29,7 @@ from shared.messages.injection import (
     refusal,
 )
 from shared.model import utc_now
+from shared.projections.nodes import AWAY
 from shared.tasks.specification import ENDED
 
 ANSWER_S = 3.0

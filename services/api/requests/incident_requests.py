@@ -7,10 +7,10 @@ import uuid
 from services.api.access.access import Actor
 from services.api.gateway import READ_YOUR_WRITES_S, Gateway
 from services.api.store.tables import INCIDENTS
-from services.api.views.documents import IncidentView
 from shared.errors import Conflict
 from shared.events.union import Event, IncidentAcknowledged, IncidentNoted
 from shared.model import utc_now
+from shared.views.documents import IncidentView
 
 MOST_NOTES = 100
 """Notes of one incident: every answer that shows it has them all."""

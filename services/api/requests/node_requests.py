@@ -10,9 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from services.api.access.access import Actor
 from services.api.gateway import READ_YOUR_WRITES_S, Gateway
-from services.api.projections.nodes import AWAY
 from services.api.store.tables import NODES
-from services.api.views.documents import NodeState, NodeView
 from shared.bus.messages import decode
 from shared.errors import Conflict, Unavailable, Undecodable
 from shared.events.node_events import CheckResult
@@ -21,6 +19,8 @@ from shared.messages.agent_restart import AGENT_RESTART, AGENT_RESTART_RESULT, A
 from shared.messages.probes import ProbeTarget
 from shared.messages.self_test import run_self_test
 from shared.model import utc_now
+from shared.projections.nodes import AWAY
+from shared.views.documents import NodeState, NodeView
 
 _ATTEMPTS = 5
 """How often a request is tried in all, where other events of its node are logged at the same time."""

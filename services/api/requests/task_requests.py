@@ -12,13 +12,13 @@ from typing import Any
 from services.api import present
 from services.api.access.access import Actor
 from services.api.gateway import READ_YOUR_WRITES_S, Gateway, as_text
-from services.api.interface.models import Task
 from services.api.routing.conditional import check_revision, etag
-from services.api.views.documents import TaskView
 from shared.errors import Conflict, InvalidInput
 from shared.events.union import TaskChanged, TaskDeleted, TaskResumeRequested, TaskStopRequested
+from shared.interface.models import Task
 from shared.model import utc_now
 from shared.tasks.specification import ENDED, IS, TaskSpec, TaskState, parse_spec, refused
+from shared.views.documents import TaskView
 
 _ATTEMPTS = 5
 """How often a request is tried in all, where other events of its task are logged at the same time."""

@@ -12,9 +12,9 @@ from services.api.access.access import LINKS, Who
 from services.api.access.browser_sessions import SESSION_S, cookie_name
 from services.api.gateway import Api
 from services.api.http.methods import HEAD_ONLY
-from services.api.interface.models import BrowserLink, EndedSessions
 from services.api.routing.parameters import NAMED, PROBLEMS, problems
 from shared.errors import Forbidden
+from shared.interface.models import BrowserLink, EndedSessions
 from shared.service.tokens import Scope
 
 router = APIRouter(tags=["browser"])
@@ -76,9 +76,6 @@ async def end(
     if everybody:
         who.require(Scope.OPERATE)
     return EndedSessions(ended=await api.sessions.end(None if everybody else who.name))
-
-
-router = APIRouter(tags=["browser"])
 
 
 class ActorShown(BaseModel):

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from services.api.costs.report import Period, report
 from services.api.gateway import Api
-from services.api.interface.costs import Costs
 from services.api.routing.parameters import MAX_LIMIT, PROBLEMS, check_order
 from services.api.store.accounts import Accounts
 from services.api.store.readers import ViewReader
 from shared.bus.messages import Time
+from shared.costs.report import Period, report
+from shared.interface.costs import Costs
 from shared.model import utc_now
 
 router = APIRouter(prefix="/v1/costs", tags=["costs"], responses=PROBLEMS)

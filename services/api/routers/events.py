@@ -1,4 +1,4 @@
-"""``/v1/events`` and ``/v1/log``: the log itself, as pages or as server-sent events, and its heads."""
+"""``/v1/events``: the log itself, as pages or as server-sent events."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel
 
 from services.api.event_items import event_json
 from services.api.gateway import Api, Gateway, as_json
-from services.api.interface.models import EventRecord, Page
 from services.api.routing.parameters import NAMED, PROBLEMS, Limit, Since, Until, page_json, times
-from services.api.signed_heads import SignedHeads
-from services.api.text import Time
-from shared.archive.signed_heads import SignedHead
-from shared.errors import InvalidInput, NotFound, Unavailable, UnicronError
+from shared.errors import InvalidInput, Unavailable, UnicronError
 from shared.events.union import EVENT_CLASSES
+from shared.interface.models import EventRecord, Page
 from shared.log.log import EventLog
 from shared.unknown_names import nearest
 
@@ -163,29 +159,3 @@ def _encoded(log: EventLog, after: int, until: int, brief: bool, types: Sequence
             parts.append(f"id: {row.position}\nevent: {row.type}\ndata: {data}\n\n")
         position = int(row.position)
     return "".join(parts), position
-
-
-router = APIRouter(prefix="/v1/log", tags=["events"], responses=PROBLEMS)
-
-
-class LogHead(BaseModel):
-    """The last event of the log. ``hash`` covers it and every event before it."""
-
-    position: int
-    hash: str
-    recorded_at: Time
-
-
-@router.get("/head", responses=NAMED)
-async def head(api: Api) -> LogHead:
-    """Return the head of the log: what ``unicron replay --verify --expect-head POSITION:HASH`` takes."""
-    found = await asyncio.to_thread(api.journal.log.head)
-    if found is None:
-        raise NotFound("the log is empty")
-    return LogHead.model_validate(found._asdict())
-
-
-@router.get("/heads")
-async def heads(api: Api) -> list[SignedHead]:
-    """List the signed heads of the days that are over; empty where no key is given."""
-    return await asyncio.to_thread(SignedHeads(api.settings, api.journal.log).read)

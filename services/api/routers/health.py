@@ -9,16 +9,16 @@ from fastapi import APIRouter, Response, status
 
 from services.api import present
 from services.api.gateway import Api, Gateway
-from services.api.interface.models import Check, Readiness
-from services.api.projections.nodes import AGENT_LIVES
 from services.api.routing.parameters import PROBLEMS as READ_PROBLEMS
 from services.api.routing.parameters import problems
 from services.api.store.readers import ViewReader
 from services.api.store.tables import NODES
-from services.api.views.documents import NodeState, NodeView
 from shared.bus.messages import decode
 from shared.errors import Undecodable, UnicronError
+from shared.interface.models import Check, Readiness
+from shared.projections.nodes import AGENT_LIVES
 from shared.service.frame import HEALTH, HEALTH_REPLY
+from shared.views.documents import NodeState, NodeView
 
 router = APIRouter(tags=["health"])
 

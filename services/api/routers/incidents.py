@@ -10,10 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Response, status
 
 from services.api.access.access import Submitter
-from services.api.costs.counterfactuals import counterfactuals
-from services.api.costs.report import incident_cost
 from services.api.gateway import Api, Gateway, as_text
-from services.api.interface.models import Incident, IncidentAmounts, IncidentFacts, NoteRequest, Page
 from services.api.last_output import last_output
 from services.api.postmortem.gather import Known, known, lateness, post_mortem
 from services.api.postmortem.model import PostMortem
@@ -39,9 +36,12 @@ from services.api.routing.parameters import (
 from services.api.store.accounts import Accounts
 from services.api.store.readers import ViewReader
 from services.api.store.tables import INCIDENTS
-from services.api.views.documents import ClusterView
-from services.api.views.incident_parts import OtherAnswers
+from shared.costs.counterfactuals import counterfactuals
+from shared.costs.report import incident_cost
+from shared.interface.models import Incident, IncidentAmounts, IncidentFacts, NoteRequest, Page
 from shared.model import utc_now
+from shared.views.documents import ClusterView
+from shared.views.incident_parts import OtherAnswers
 
 router = APIRouter(prefix="/v1/incidents", tags=["incidents"], responses=PROBLEMS)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from services.api.gateway import Api, Gateway
-from services.api.interface.models import Page
 from services.api.routing.parameters import NAMED, PROBLEMS, Cursor, Limit, TaskName, page
 from services.api.store.readers import ViewReader
 from services.api.store.tables import NODES
 from shared.bus.messages import decode
 from shared.errors import NotFound, Unavailable, Undecodable
+from shared.interface.models import Page
 from shared.messages.limits_in_force import (
     LIMITS,
     LIMITS_REPLY,

@@ -9,15 +9,15 @@ from fastapi import APIRouter, Depends, Query, Response, status
 from services.api import present
 from services.api.access.access import Operator
 from services.api.gateway import Api, Gateway
-from services.api.interface.models import DrainRequest, Node, NodeRequest, Page, ShownNodeState
-from services.api.projections.nodes import AGENT_LIVES
 from services.api.requests import node_requests
 from services.api.routing.bodies import described, options
 from services.api.routing.parameters import CHANGE, NAMED, PROBLEMS, Cursor, Limit, NodeName, page
 from services.api.store.readers import ViewReader
 from services.api.store.tables import NODES, TASKS
-from services.api.views.documents import NodeView
+from shared.interface.models import DrainRequest, Node, NodeRequest, Page, ShownNodeState
+from shared.projections.nodes import AGENT_LIVES
 from shared.tasks.specification import ENDED, TaskState
+from shared.views.documents import NodeView
 
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"], responses=PROBLEMS)
 

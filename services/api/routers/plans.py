@@ -9,15 +9,15 @@ from fastapi import APIRouter, Query, Response
 
 from services.api import present
 from services.api.gateway import Api, as_text
-from services.api.interface.models import Page, PlanDetail, PlanSummary
 from services.api.plan_text import explain
 from services.api.routing import conditional
 from services.api.routing.lists import shown_rows
 from services.api.routing.parameters import NAMED, PROBLEMS, TAGGED, Cursor, Id, Limit, Order, Since, TaskFilter, Until
 from services.api.store.tables import PLANS
-from services.api.views.documents import PlanState
 from shared.errors import Corrupt
 from shared.events.union import PlanDecided
+from shared.interface.models import Page, PlanDetail, PlanSummary
+from shared.views.documents import PlanState
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"], responses=PROBLEMS)
 

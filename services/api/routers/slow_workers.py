@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Response
 
 from services.api.gateway import Api
-from services.api.interface.models import Page, SlowWorker
 from services.api.postmortem.slow import KnownSlowdown, known_slowdown, slow_post_mortem
 from services.api.postmortem.slow_model import SlowWorkerPostMortem
 from services.api.routing import conditional, postmortem_pages
@@ -16,8 +15,9 @@ from services.api.routing.lists import shown_rows
 from services.api.routing.parameters import NAMED, PROBLEMS, TAGGED, Cursor, Id, Limit, Order, Since, TaskFilter, Until
 from services.api.store.readers import ViewReader
 from services.api.store.tables import SLOWDOWNS
-from services.api.views.documents import ClusterView
+from shared.interface.models import Page, SlowWorker
 from shared.model import utc_now
+from shared.views.documents import ClusterView
 
 router = APIRouter(prefix="/v1/slow-workers", tags=["slow workers"], responses=PROBLEMS)
 

@@ -13,11 +13,9 @@ from fastapi.responses import StreamingResponse
 from services.api import present
 from services.api.access.access import Submitter
 from services.api.gateway import Api, Gateway, as_text
-from services.api.interface.models import Attempt, Page, StopOptions, Stopping, Task, TaskChange
 from services.api.output.logs import LastLines, OutputReader, json_line, plain_line
 from services.api.output.owners import OutputOwners, output_owners
 from services.api.output.search import OutputSearch
-from services.api.projections.requests import attempt_of
 from services.api.requests import task_requests
 from services.api.routing import conditional
 from services.api.routing.bodies import SMALL_BODY_BYTES, decoded, described, options, parsed_json, read_body
@@ -38,11 +36,13 @@ from services.api.routing.parameters import (
 )
 from services.api.store.readers import ViewReader
 from services.api.store.tables import ATTEMPTS, DELETED, TASKS
-from services.api.views.documents import TaskView
-from services.api.views.task_parts import attempt_key
 from shared.bus.messages import Time
 from shared.errors import InvalidInput, NotFound
+from shared.interface.models import Attempt, Page, StopOptions, Stopping, Task, TaskChange
+from shared.projections.requests import attempt_of
 from shared.tasks.specification import ENDED, MAX_SPEC_BYTES, TaskSpec, TaskState, load_spec, parse_spec
+from shared.views.documents import TaskView
+from shared.views.task_parts import attempt_key
 
 router = APIRouter(prefix="/v1/tasks", tags=["tasks"], responses=PROBLEMS)
 
@@ -261,9 +261,6 @@ async def _lines(
     async with aclosing(reader.read(going_on=going_on)) as entries:
         async for entry in entries:
             yield json_line(entry) if as_json else plain_line(entry, named=rank is None)
-
-
-router = APIRouter(prefix="/v1/tasks", tags=["tasks"], responses=PROBLEMS)
 
 
 @router.get("/{name}/attempts", response_model=Page[Attempt], responses=NAMED)

@@ -8,11 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from services.api.gateway import Api
-from services.api.interface.costs import WafHistory
 from services.api.routing.parameters import PROBLEMS, check_order
 from services.api.store.readers import ViewReader
 from services.api.waf_history import waf_history
 from shared.bus.messages import Time
+from shared.interface.costs import WafHistory
 from shared.model import utc_now
 
 router = APIRouter(prefix="/v1/waf", tags=["costs"], responses=PROBLEMS)

@@ -15,8 +15,8 @@ from typing import Annotated
 from fastapi import Header, Response
 from starlette.status import HTTP_304_NOT_MODIFIED
 
-from services.api.views.documents import TaskView
 from shared.errors import PreconditionFailed
+from shared.views.documents import TaskView
 
 _DIGEST_CHARACTERS = 16
 """The part of a SHA-256, in hexadecimal, that is a tag: 64 bits tell the states of one resource apart."""

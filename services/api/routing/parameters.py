@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from starlette.routing import BaseRoute
 
 from services.api.http.problems import TEMPORARY
-from services.api.interface.models import Page
 from shared.bus.messages import ID_PATTERN, Time
 from shared.errors import InvalidInput
+from shared.interface.models import Page
 from shared.names import NAME_PATTERN
 from shared.unknown_names import nearest
 

@@ -12,10 +12,16 @@ from datetime import UTC, datetime
 
 from sqlalchemy import func, select
 
-from services.api.costs.ledger import History
-from services.api.costs.report import Account, Day
-from services.api.costs.service_levels import achieved_flop
-from services.api.costs.settlement import (
+from services.api.store.open_time import OpenTime
+from services.api.store.readers import ViewReader
+from services.api.store.settled_rows import SettledRows
+from services.api.store.settling import settled_time
+from services.api.store.slices import history_of, reaching
+from services.api.store.tables import INCIDENTS, NODES, SPANS, TASKS, Kind, SpanRow, TaskRow, V, table_of
+from shared.costs.ledger import History
+from shared.costs.report import Account, Day
+from shared.costs.service_levels import achieved_flop
+from shared.costs.settlement import (
     ALL,
     CAUSE,
     DAY_S,
@@ -34,14 +40,8 @@ from services.api.costs.settlement import (
     settle_window,
     submission_key,
 )
-from services.api.costs.span_claims import Window
-from services.api.store.open_time import OpenTime
-from services.api.store.readers import ViewReader
-from services.api.store.settled_rows import SettledRows
-from services.api.store.settling import settled_time
-from services.api.store.slices import history_of, reaching
-from services.api.store.tables import INCIDENTS, NODES, SPANS, TASKS, Kind, SpanRow, TaskRow, V, table_of
-from services.api.views.documents import TaskView
+from shared.costs.span_claims import Window
+from shared.views.documents import TaskView
 
 _SPANS = table_of(SpanRow)
 

@@ -27,8 +27,8 @@ from services.api.store.tables import (
     insert_into,
     table_of,
 )
-from services.api.views.documents import Views
 from shared.events.union import PlanDecided, Recorded
+from shared.views.documents import Views
 
 _KEPT = 4_000
 """Views of each kind that stay in memory, some kilobytes each: those of all nodes of a large cluster, and of the last

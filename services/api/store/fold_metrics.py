@@ -11,7 +11,7 @@ from datetime import datetime
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from services.api.store.batches import Batch
-from services.api.views.documents import IncidentView, PlanState
+from shared.views.documents import IncidentView, PlanState
 
 DETECTION_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 """From an exit that the kernel reports at once to a hang in a slow region (``slow_region_timeout_s``)."""

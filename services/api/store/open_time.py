@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from services.api.costs.claim_times import last_bound_s
-from services.api.costs.ledger import History, Ledger, ledger
-from services.api.costs.settlement import COLUMNS, Amounts, Sums, incident_sums, sums_of
-from services.api.costs.span_claims import Window
-from services.api.views.documents import TaskView
+from shared.costs.claim_times import last_bound_s
+from shared.costs.ledger import History, Ledger, ledger
+from shared.costs.settlement import COLUMNS, Amounts, Sums, incident_sums, sums_of
+from shared.costs.span_claims import Window
+from shared.views.documents import TaskView
 
 _GRID = 64.0
 """Of a second. The time from which amounts grow is a multiple of a 64th of a second, which a float64 and a ``datetime``

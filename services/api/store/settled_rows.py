@@ -14,9 +14,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, tuple_
 
-from services.api.costs.settlement import ALL, COLUMNS, Amounts, Sums, day_of
-from services.api.costs.span_claims import Window
 from services.api.store.tables import KEYS, SettledRow, TotalRow, insert_into, table_of
+from shared.costs.settlement import ALL, COLUMNS, Amounts, Sums, day_of
+from shared.costs.span_claims import Window
 
 _ROWS = table_of(SettledRow)
 _TOTALS = table_of(TotalRow)

@@ -17,16 +17,16 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Connection, select
 
-from services.api.costs.claim_times import plan_changed_from_s, span_changed_from_s, task_changed_from_s
-from services.api.costs.service_levels import progress_flop
-from services.api.costs.settlement import DAY_S, cut_at_days, first_allocated_s, settle_window
-from services.api.costs.span_claims import Window
 from services.api.store.batches import Batch
 from services.api.store.settled_rows import SettledRows
 from services.api.store.slices import history_of
 from services.api.store.tables import TASKS, PositionRow, table_of
-from services.api.views.documents import SpanView
+from shared.costs.claim_times import plan_changed_from_s, span_changed_from_s, task_changed_from_s
+from shared.costs.service_levels import progress_flop
+from shared.costs.settlement import DAY_S, cut_at_days, first_allocated_s, settle_window
+from shared.costs.span_claims import Window
 from shared.events.union import Recorded
+from shared.views.documents import SpanView
 
 _POSITION = table_of(PositionRow)
 _SETTLED = select(_POSITION.c.settled_s, _POSITION.c.merged_s, _POSITION.c.latest_s, _POSITION.c.achieved_flop)

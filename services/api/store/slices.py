@@ -1,6 +1,6 @@
 """Slices of the history: the views whose claims reach into a time, and what is needed to settle it.
 
-``services/api/costs/claim_times.py`` says from when to when a view has claims; the tables have these times as columns.
+``shared/costs/claim_times.py`` says from when to when a view has claims; the tables have these times as columns.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from sqlalchemy import ColumnElement, Connection, and_, select
 
-from services.api.costs.ledger import History
-from services.api.costs.span_claims import Window
 from services.api.store.tables import INCIDENTS, PLANS, SPANS, Kind, PlanRow, SpanRow, V, table_of
+from shared.costs.ledger import History
+from shared.costs.span_claims import Window
 
 
 class Views(Protocol):

@@ -18,16 +18,16 @@ from sqlalchemy.orm import registry
 from sqlmodel import Field, SQLModel
 
 from services.api import present
-from services.api.costs.claim_times import plan_times, span_times
-from services.api.costs.service_levels import healthy_flop, progress_flop
-from services.api.costs.span_claims import NODE_SPANS, Window
-from services.api.interface.models import Task
 from services.api.live import LiveState
-from services.api.views.documents import ClusterView, IncidentView, NodeView, PlanState, PlanView, SpanView, TaskView
-from services.api.views.observed_views import SlowdownView
-from services.api.views.task_parts import AttemptView
+from shared.costs.claim_times import plan_times, span_times
+from shared.costs.service_levels import healthy_flop, progress_flop
+from shared.costs.span_claims import NODE_SPANS, Window
+from shared.interface.models import Task
 from shared.model import Model
 from shared.tasks.specification import ENDED
+from shared.views.documents import ClusterView, IncidentView, NodeView, PlanState, PlanView, SpanView, TaskView
+from shared.views.observed_views import SlowdownView
+from shared.views.task_parts import AttemptView
 
 
 class Tables(SQLModel, registry=registry()):
@@ -123,7 +123,7 @@ class PlanRow(Row, table=True):
     """When it was decided, seconds since the epoch."""
     start_s: float
     reach_s: float
-    """From when, and up to when, it has claims (``services/api/costs/claim_times.py``)."""
+    """From when, and up to when, it has claims (``shared/costs/claim_times.py``)."""
     solved: bool
 
 
@@ -212,7 +212,7 @@ class PositionRow(Tables, table=True):
 
 
 class Amounts(Tables):
-    """Amounts of a key, as ``services/api/costs/settlement.py`` names them (``COLUMNS``)."""
+    """Amounts of a key, as ``shared/costs/settlement.py`` names them (``COLUMNS``)."""
 
     dimension: str = Field(primary_key=True)
     key: str = Field(primary_key=True)

@@ -10,9 +10,9 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from services.api.views.documents import TaskView
 from shared.errors import Conflict
 from shared.tasks.specification import IS, TaskSpec, TaskState, refused
+from shared.views.documents import TaskView
 
 CHANGEABLE = (
     "steps", "weight", "workers", "checkpoint", "parallel", "max_restarts", "finish_timeout_s", "progress_timeout_s",

@@ -23,7 +23,7 @@ TIMED_STEPS = 2
 GROWTH = 0.1
 """Time between two summaries over the time since the rate has last changed. So a sum up to the newest summary lacks a
 tenth of what was done since then at most, and the first ten summaries, of which the mean of rates is made
-(``services/api/rates.py``), come as quickly as ever."""
+(``shared/projections/rates.py``), come as quickly as ever."""
 
 LONGEST_S = 1800.0
 """Longest time between two summaries: what a report of a running task lags by, and short beside the days over which one

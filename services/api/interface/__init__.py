@@ -1,1 +1,0 @@
-"""Answers of the interface: the stable contract of the REST API."""

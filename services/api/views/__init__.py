@@ -1,1 +1,0 @@
-"""The documents of the projections: one for each task, incident, plan and node."""

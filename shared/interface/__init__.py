@@ -1,0 +1,1 @@
+"""What the REST API answers and takes: the stable contract, as models."""

@@ -1,0 +1,131 @@
+"""The fold's part for nodes: joining, leaving, loss or isolation by an error, and what users want of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.events.evidence import Evidence
+from shared.events.severities import ErrorKind, Severity
+from shared.events.union import (
+    ErrorDetected,
+    NodeAdopted,
+    NodeCordoned,
+    NodeDrained,
+    NodeDraining,
+    NodeJoined,
+    NodeLeft,
+    NodeReturned,
+    Recorded,
+)
+from shared.projections.observed import forget_slowness
+from shared.views.documents import NodeState, NodeView, Views
+
+AGENT_LIVES = frozenset({NodeState.READY, NodeState.CORDONED, NodeState.DRAINING, NodeState.DRAINED})
+"""States of nodes that take part in the cluster."""
+
+AWAY = frozenset({NodeState.LOST, NodeState.LEFT})
+"""States of nodes without an agent."""
+
+
+def joined(views: Views, recorded: Recorded, event: NodeJoined) -> None:
+    """Add a node, or set one that joins again to ready or cordoned; it keeps its place in the list."""
+    known = views.nodes.get(event.node)
+    cordoned = known is not None and known.cordoned
+    if known is not None:
+        forget_slowness(views, known, event.occurred_at, "the node joined anew")
+    views.nodes[event.node] = NodeView(
+        name=event.node,
+        position=known.position if known else recorded.position,
+        version=recorded.stream_version,
+        state=NodeState.CORDONED if cordoned else NodeState.READY,
+        cordoned=cordoned,
+        incarnation=event.incarnation,
+        agent_pid=event.agent_pid,
+        domain=event.domain,
+        workers=event.workers,
+        hardware=event.hardware,
+        joined_at=recorded.recorded_at,
+        span=known.span if known else "",
+        allocated_since=known.allocated_since if known else None,
+        allocated_worker_s=known.allocated_worker_s if known else 0.0,
+    )
+
+
+def adopted(views: Views, event: NodeAdopted) -> None:
+    """Give a node its new agent; all else stays."""
+    node = views.nodes.get(event.node)
+    if node is not None and node.incarnation == event.predecessor:
+        _change(views, event.node, incarnation=event.incarnation, agent_pid=event.agent_pid)
+
+
+def left(views: Views, event: NodeLeft) -> None:
+    """Mark a node as left, unless another incarnation has joined since."""
+    node = views.nodes.get(event.node)
+    if node is not None and node.incarnation == event.incarnation:
+        _change(views, event.node, state=NodeState.LEFT, reason=event.reason)
+        views.nodes[event.node] = forget_slowness(views, views.nodes[event.node], event.occurred_at, "the node left")
+
+
+def cordoned(views: Views, event: NodeCordoned) -> None:
+    """Mark a node as cordoned; what it does otherwise stays."""
+    node = views.nodes.get(event.node)
+    if node is not None:
+        shown = {"state": NodeState.CORDONED, "reason": event.reason} if node.state is NodeState.READY else {}
+        _change(views, event.node, cordoned=True, **shown)
+
+
+def draining(views: Views, event: NodeDraining) -> None:
+    """Mark a node as draining. One that is drained already stays so, and is not charged for again."""
+    node = views.nodes.get(event.node)
+    if node is None:
+        return
+    drains = node.state in AGENT_LIVES and node.state is not NodeState.DRAINED
+    shown = {"state": NodeState.DRAINING, "reason": event.reason} if drains else {}
+    _change(views, event.node, cordoned=node.cordoned or event.by == "user", **shown)
+
+
+def drained(views: Views, event: NodeDrained) -> None:
+    """Mark a draining node as drained."""
+    node = views.nodes.get(event.node)
+    if node is not None and node.state is NodeState.DRAINING:
+        _change(views, event.node, state=NodeState.DRAINED)
+
+
+def returned(views: Views, event: NodeReturned) -> None:
+    """Mark a node as ready, unless its agent is away."""
+    node = views.nodes.get(event.node)
+    if node is not None and node.incarnation == event.incarnation:
+        shown = {} if node.state in AWAY else {"state": NodeState.READY, "reason": ""}
+        _change(views, event.node, cordoned=False, kept_out=False, **shown)
+
+
+def failed(views: Views, event: ErrorDetected) -> None:
+    """Mark the node of a SEV1 error as lost or isolated. An escalation has the kind of the error before."""
+    if event.node is not None and event.node in views.nodes and event.severity is Severity.SEV1:
+        lost = event.kind is ErrorKind.NODE_LOST and event.escalates is None
+        evidence = Evidence.read(event.evidence)
+        reason = f"{_repeated(event, evidence)}{event.kind.value} ({event.method.value}), incident {event.incident}"
+        kept_out = views.nodes[event.node].kept_out or evidence.rule in ("lemon", "pair")
+        state = NodeState.LOST if lost else NodeState.ISOLATED
+        _change(views, event.node, state=state, reason=reason, kept_out=kept_out)
+        if lost:
+            node = views.nodes[event.node]
+            views.nodes[event.node] = forget_slowness(views, node, event.occurred_at, "the node was lost")
+
+
+def _repeated(event: ErrorDetected, evidence: Evidence) -> str:
+    """Return which repetition isolated the node, in words; empty if none did."""
+    used = event.evidence.get("repetition")
+    if evidence.rule == "pair":
+        return "its link broke too often; "
+    if not evidence.rule or not isinstance(used, dict):
+        return ""
+    if evidence.rule == "lemon":
+        within = f"within {used.get('window_s', 0.0) / 86_400:g} days"
+        return f"lemon: {used.get('faults')} faults of its own {within}, {used.get('expected', 0.0):.2g} expected; "
+    within = f"within {used.get('window_s', 0.0):g} s"
+    return f"{used.get('cause')} {used.get('times')} times on {used.get('place')} {within}; "
+
+
+def _change(views: Views, name: str, **changes: Any) -> None:
+    views.nodes[name] = views.nodes[name].model_copy(update=changes)
