@@ -185,6 +185,10 @@ class Cluster:
         items = self._client.get("/v1/plans", params={"limit": 100}).raise_for_status().json()["items"]
         return [item for item in items if item["trigger"] == trigger and state in ("", item["state"])]
 
+    def has_answered(self, trigger: str, plans: int) -> None:
+        """Wait until so many plans for a trigger are carried out."""
+        self._until(lambda: len(self._plans(trigger, "done")) >= plans, f"{plans} plans for {trigger} are done")
+
     def lose_node(self, node: str) -> None:
         """Kill a node's agent and everything it started; the stack starts the agent again after some seconds."""
         agent = self._agent(node)

@@ -38,6 +38,7 @@ COURSES = [
     "slow-worker",
     "changed-task",
     "waiting-task",
+    "unwritten-result",
 ]
 
 EVENT_TYPES = set(EVENT.json_schema()["discriminator"]["mapping"])
