@@ -33,6 +33,7 @@ from shared.events.union import (
     TaskFailed,
     TaskFinished,
     TaskProgressed,
+    TaskResultUnwritten,
     TaskStarving,
     TaskStopped,
     TaskStopRefused,
@@ -59,6 +60,10 @@ def spec(name: str = "a", **fields: Any) -> TaskSpec:
             **fields,
         }
     )
+
+
+UNWRITTEN = "all steps are done, and the result cannot be written: no room"
+"""Why a task waits for its storage."""
 
 
 class World:
@@ -206,6 +211,21 @@ class World:
         self._skipped += max(timedelta(), first.at - self.now)
         event_id = derived_id(first.cause, SERVICE, f"starving/{first.task}")
         return self.must(TaskStarving(event_id=event_id, occurred_at=first.at, task=first.task, since=first.since))
+
+    def unwritten(self, name: str = "a", **fields: Any) -> PlanDecided:
+        """Say, as the detector does, that a task cannot write its result and that its workers may be lent."""
+        task = self.task(name)
+        about = {"task": name, "generation": task.generation, "step": task.spec.steps, "worker": "n0/0"}
+        said = {"reason": UNWRITTEN, "retry_at": self.now + timedelta(seconds=120)}
+        return self.must(TaskResultUnwritten(**{**self.base(), **about, **said, **fields}))
+
+    def write_again(self) -> PlanDecided:
+        """Let time pass until the next timer, that of a task that is to write its result, and say so as the service."""
+        timer = next_timer(self.state)
+        assert timer is not None
+        assert isinstance(timer.event, TaskResultUnwritten)
+        self._skipped += max(timedelta(), timer.at - self.now)
+        return self.must(timer.event)
 
     def finish(self, name: str = "a") -> PlanDecided:
         return self.must(

@@ -12,9 +12,10 @@ from services.planner.problem.problem import available_workers
 from services.planner.replay.replay import Replayer, verify_records
 from services.planner.state.cluster import State, node_of
 from services.planner.throughput.tables import table_of, table_problems
+from services.planner.timers import next_timer
 from shared.events.plans import Problem, Solution, Stage, TaskChange
 from shared.events.severities import ErrorKind, Severity
-from shared.events.union import PlanDecided
+from shared.events.union import PlanDecided, TaskResultUnwritten
 from shared.planning.solver import solve_with_alternatives
 from tests.planner.kit import World
 
@@ -210,6 +211,21 @@ class Planner(RuleBasedStateMachine):
             self.world.complete(plan.model_copy(update={"changes": [change]}))
         else:
             self.world.resume(plan, change)
+
+    @rule(data=st.data())
+    @precondition(lambda self: any(task.members for task in self.world.state.tasks.values()))
+    def lend(self, data: st.DataObject) -> None:
+        before = self.world.state
+        names = sorted(name for name, task in before.tasks.items() if task.members)
+        self.check(before, self.world.unwritten(data.draw(st.sampled_from(names))))
+
+    @rule()
+    @precondition(
+        lambda self: any(isinstance(t.event, TaskResultUnwritten) for t in [next_timer(self.world.state)] if t)
+    )
+    def write_again(self) -> None:
+        before = self.world.state
+        self.check(before, self.world.write_again())
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):

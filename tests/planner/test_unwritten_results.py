@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from services.planner.decide import DECIDER
+from services.planner.replay.replay import Replayer, verify_records
 from services.planner.timers import next_timer
 from shared.events.plans import Response, Trigger
-from shared.events.union import PlanDecided, TaskResultUnwritten, TaskResumeRequested
-from tests.planner.kit import World, change_of, running, workers
-
-WAIT_S = 120.0
-REASON = "all steps are done, and the result cannot be written: no room"
+from shared.events.union import PlanDecided, TaskResumeRequested
+from tests.planner.kit import UNWRITTEN, World, change_of, running, workers
 
 
 def limited(of_node: int, limits: dict[str, int], **parameters: Any) -> World:
@@ -25,42 +23,15 @@ def limited(of_node: int, limits: dict[str, int], **parameters: Any) -> World:
     return world
 
 
-def unwritten(world: World, name: str = "a", **fields: Any) -> PlanDecided:
-    """Say, as the detector does, that a task cannot write its result."""
-    task = world.task(name)
-    event = TaskResultUnwritten(
-        **{
-            **world.base(),
-            "task": name,
-            "generation": task.generation,
-            "step": task.spec.steps,
-            "worker": task.members[0],
-            "reason": REASON,
-            "retry_at": world.now + timedelta(seconds=WAIT_S),
-            **fields,
-        }
-    )
-    return world.must(event)
-
-
 def lent(world: World, *, saved: bool = False) -> PlanDecided:
     """Have the task leave its workers, and return the plan that follows."""
     if saved:
         world.checkpoint(step=world.task().spec.steps)
-    plan = unwritten(world)
+    plan = world.unwritten()
     assert change_of(plan).action == "pause"
     if not saved:
         world.stopped(step=world.task().spec.steps, path="")
     return world.complete(plan)
-
-
-def tries_again(world: World) -> PlanDecided:
-    """Let time pass until the task is to try again, and say so as the service does."""
-    timer = next_timer(world.state)
-    assert timer is not None
-    assert isinstance(timer.event, TaskResultUnwritten)
-    world.wait(max(0.0, (timer.at - world.now).total_seconds()))
-    return world.must(timer.event)
 
 
 @pytest.mark.parametrize("saved", [False, True])
@@ -71,7 +42,7 @@ def test_a_task_that_cannot_write_its_result_has_no_workers_and_says_why(saved: 
     assert (plan.trigger, plan.response) == (Trigger.RESULT_UNWRITTEN, Response.RECONFIGURE)
     # What is not saved is in the processes, and in their nodes' memory: they save what they can, and end in order.
     assert bool(change.survivors) is not saved
-    assert plan.queued == {"a": f"waits for its storage: {REASON}"}
+    assert plan.queued == {"a": f"waits for its storage: {UNWRITTEN}"}
     assert world.task().members == ()
     assert world.join("n9").queued["a"].startswith("waits for its storage")
 
@@ -89,7 +60,7 @@ def test_others_get_its_workers_meanwhile_and_give_the_same_ones_back() -> None:
     """What it has done is in the memory of their nodes alone."""
     world = limited(2, {"min": 2, "max": 2})
     home = beside(world, min=1)
-    plan = tries_again(world)
+    plan = world.write_again()
     assert tuple(workers(change_of(plan).target)) == home
     assert not set(workers(change_of(plan, "b").target)) & set(home)
     world.complete(plan)
@@ -100,7 +71,7 @@ def test_others_get_its_workers_meanwhile_and_give_the_same_ones_back() -> None:
 def test_one_worker_of_each_node_is_enough_to_have_what_is_in_their_memory() -> None:
     world = running(nodes=2, workers=2)
     home = beside(world, min=2)
-    plan = tries_again(world)
+    plan = world.write_again()
     mine, others = workers(change_of(plan).target), workers(change_of(plan, "b").target)
     assert len(home) == 4
     assert {worker[:2] for worker in mine} == {"n0", "n1"}
@@ -116,7 +87,7 @@ def test_a_divided_task_has_each_part_back_where_it_was(parallel: dict[str, Any]
     assert len(home) == 4
     world.stop("b")
     world.stopped("b")
-    change = change_of(tries_again(world))
+    change = change_of(world.write_again())
     assert tuple(workers(change.target)) == home
     assert change.target is not None
     assert change.target.layout == layout
@@ -128,7 +99,7 @@ def test_whose_state_is_saved_gets_any_workers() -> None:
     lent(world, saved=True)
     world.complete(world.submit("b", workers={"min": 1, "max": 1}))
     assert home in world.task("b").members
-    plan = tries_again(world)
+    plan = world.write_again()
     assert [change.task for change in plan.changes] == ["a"]
     assert home not in workers(change_of(plan).target)
 
@@ -136,7 +107,7 @@ def test_whose_state_is_saved_gets_any_workers() -> None:
 def test_where_others_come_first_it_waits_on_and_nobody_is_disturbed() -> None:
     world = limited(1, {"min": 1, "max": 1}, starvation_s=600.0)
     home = beside(world, min=2, max=2)
-    plan = tries_again(world)
+    plan = world.write_again()
     assert plan.changes == []
     assert plan.queued["a"].startswith(f"waits for its storage: what it has done is in the memory of {home[0][:2]}")
     assert next_timer(world.state) is not None
@@ -150,7 +121,7 @@ def test_workers_of_a_lost_node_are_not_waited_for() -> None:
     home = world.task().members
     lent(world)
     world.lose(home[0].partition("/")[0])
-    assert workers(change_of(tries_again(world)).target) == [home[1]]
+    assert workers(change_of(world.write_again()).target) == [home[1]]
 
 
 def test_an_operator_who_has_made_room_need_not_wait() -> None:
@@ -165,7 +136,7 @@ def test_an_operator_who_has_made_room_need_not_wait() -> None:
 @pytest.mark.parametrize("stale", [{"generation": 0}, {"task": "unknown"}])
 def test_an_old_report_changes_nothing(stale: dict[str, Any]) -> None:
     world = running()
-    plan = unwritten(world, **stale)
+    plan = world.unwritten(**stale)
     assert plan.changes == []
     assert next_timer(world.state) is None
 
@@ -182,7 +153,16 @@ def test_an_open_try_that_is_in_vain_is_one_more_wait() -> None:
     world = running()
     home = world.task().members
     lent(world)
-    world.complete(tries_again(world))
+    world.complete(world.write_again())
     lent(world)
     assert world.task().home == home
     assert next_timer(world.state) is not None
+
+
+def test_plans_that_give_workers_back_contradict_nothing() -> None:
+    """They are checked as those of an older decider are, and decided again."""
+    world = running(nodes=2, workers=2)
+    beside(world, min=1)
+    assert change_of(world.write_again()).target is not None
+    assert verify_records(world.records).ok
+    assert Replayer(world.records, decider=DECIDER + 1).verify().ok

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from services.planner.decide import asked
 from services.planner.evolve import evolve
 from services.planner.lookahead.next_events import NodeClass, TaskShare
-from services.planner.problem.problem import build_problem, horizons_s, task_problem
+from services.planner.problem.problem import build_problem, claimed_workers, horizons_s, task_problem
 from services.planner.state.cluster import State, Task
 from shared.events.plans import Problem, TaskProblem
 from shared.events.union import Event
@@ -112,7 +112,8 @@ class NodeProblems:
         tasks = {**template.state.tasks, task.name: task}
         posed = template.state.model_copy(update={"nodes": struck.nodes, "tasks": tasks})
         workers = template.problem.pools.get(before.pool, template.problem.workers)
-        return task_problem(posed, task, before.pool, workers, template.running_s[before.pool])
+        claimed = claimed_workers(posed)
+        return task_problem(posed, task, before.pool, workers, template.running_s[before.pool], claimed)
 
 
 def _difference(before: TaskProblem, after: TaskProblem) -> Numbers | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from services.planner.placement.changes import disturbed
@@ -31,9 +31,10 @@ def build_problem(state: State, at: datetime) -> Problem:
     sizes = pool_sizes(state, withheld_workers(state))
     workers = sum(sizes.values())
     running = horizons_s(state, at)
+    claimed = claimed_workers(state)
 
     def pose(task: Task, pool: str) -> TaskProblem:
-        return task_problem(state, task, pool, sizes[pool], running[pool])
+        return task_problem(state, task, pool, sizes[pool], running[pool], claimed)
 
     if len(sizes) > 1:
         tasks = settle(state, wanting(state), sizes, pose)
@@ -91,12 +92,6 @@ def claimed_workers(state: State) -> dict[str, str]:
     return {w: name for name, task in state.tasks.items() if task.home for w in home_workers(state, task)}
 
 
-def gives_home_back(state: State, task: Task) -> bool:
-    """Return whether another task has to have a worker of this one back."""
-    claimed = claimed_workers(state)
-    return bool(claimed) and any(claimed.get(worker, task.name) != task.name for worker in task.members)
-
-
 def staying_workers(state: State, task: Task) -> list[str]:
     """Return the workers on which a task that takes no newcomers can go on: those with its state."""
     draining = {name for name, node in state.nodes.items() if node.draining}
@@ -141,7 +136,9 @@ def horizons_s(state: State, at: datetime) -> dict[str, float]:
     return {hardware: on_grid(mtbf_s / number) for hardware, number in sorted(numbers.items())}
 
 
-def task_problem(state: State, task: Task, pool: str, workers: int, failure_s: float) -> TaskProblem:
+def task_problem(
+    state: State, task: Task, pool: str, workers: int, failure_s: float, claimed: Mapping[str, str]
+) -> TaskProblem:
     """Return the task's part of the problem, before admission.
 
     Args:
@@ -150,26 +147,27 @@ def task_problem(state: State, task: Task, pool: str, workers: int, failure_s: f
         pool: the kind of workers that the task is to have.
         workers: the number of workers of that kind.
         failure_s: D_running of the pool, seconds.
+        claimed: see ``claimed_workers``.
     """
     task = task.model_copy(update={"pool": pool})
     if task.closed:
         workers = min(workers, len(staying_workers(state, task)))
-    waits = bool(task.needs_operator) or task.unwritten is not None
-    if waits:
+    if task.needs_operator:
         workers = 0
     home = home_workers(state, task)
-    if home:
-        workers = min(workers, len(home))
     current = len(task.members)
     maximum = workers if task.spec.workers.max is None else task.spec.workers.max
-    maximum = min(maximum, workers) if task.closed or waits or home else maximum
+    maximum = min(maximum, workers) if task.closed or task.needs_operator else maximum
+    if home or task.unwritten is not None:
+        maximum = min(maximum, len(home))
     whole = table_of(state, task)
     table = throughput_of(state, task, workers, whole)
     rate = table.get(current)
     in_table = rate == (whole.throughput.get(current) if current <= workers else None)
     cost = transition_cost(state, task, whole)
     dealt_anew = state.arrangement is not None and task.name in state.arrangement.dealt
-    is_hit = bool(task.lost) or task.broken or bool(draining_members(state, task)) or gives_home_back(state, task)
+    is_hit = bool(task.lost) or task.broken or bool(draining_members(state, task))
+    is_hit = is_hit or (bool(claimed) and any(claimed.get(worker, task.name) != task.name for worker in task.members))
     # Built without validation: a table has thousands of entries, and all values come from validated models.
     return TaskProblem.model_construct(
         name=task.name,

@@ -257,10 +257,9 @@ def _posed(before: State, problem: Problem) -> Iterator[str]:
         task = before.tasks.get(posed.name)
         if task is None or task.life != "active":
             yield f"its problem has task {posed.name}, which is not active"
-        elif (posed.current, posed.weight, posed.necessary) != (
-            len(task.members),
-            task.spec.weight,
-            task.spec.workers.min,
+        elif (posed.current, posed.weight) != (len(task.members), task.spec.weight) or (
+            # A task that has workers back needs some on each of their nodes.
+            posed.necessary < task.spec.workers.min if task.home else posed.necessary != task.spec.workers.min
         ):
             yield f"its problem has another task {posed.name} than the log"
 
