@@ -142,7 +142,8 @@ class Finishing:
     def _lends(self) -> bool:
         """Return whether the processes may end until the result can be written: what is done is kept elsewhere."""
         host, waited_s = self._host, time.monotonic() - self._began_s
-        kept = self._saved or (self._copied and host.snapshots.stored == host.rank_state.applied)
+        copies = host.snapshots
+        kept = self._saved or (self._copied and not copies.renews and copies.stored == host.rank_state.applied)
         return kept and waited_s >= environment.number(environment.LEND_AFTER_S)
 
     def _look(self) -> None:
