@@ -17,7 +17,7 @@
 #   make mutants               mutants of the pure cores against their tests: about an hour
 #   make test-gpu                what holds on CUDA devices, of which one is enough: up to eight minutes; PARTS="stack overhead"
 #   make test-no-false-alarm   five minutes under load without one error event
-#   make test-warm-up          200 faults, each of whose replacements warms up for 15 s: about two hours
+#   make test-warm-up          200 faults, each of whose replacements warms up for 15 s: 65 minutes
 #   make audit                 bandit over the code, pip-audit over constraints.txt; needs the network
 #   make notices               writes THIRD-PARTY-NOTICES.md
 #   make requirements          writes deploy/requirements-*.txt, the versions of the control image with hashes
