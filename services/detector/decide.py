@@ -13,14 +13,13 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from services.detector import kept_copies
 from services.detector.answers import admission, devices, online_statistics, returns, status_events
 from services.detector.answers.admission import Ask, Liveness, Patience
 from services.detector.answers.decision import Decision, Revoke
 from services.detector.answers.incidents import Incidents
 from services.detector.evolve import evolve
 from services.detector.incidents import absences, causes, observations, script_ends
-from services.detector.nodes import drains, isolation, leftovers, probing, silence
+from services.detector.nodes import drains, isolation, kept_copies, leftovers, probing, silence
 from services.detector.nodes.probing import DETECTOR, ProbeQuestion
 from services.detector.nodes.silence_limits import SilenceLimits
 from services.detector.progress import hangs, standstill

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from services.detector import kept_copies
 from services.detector.incidents.faults import SERVICE
-from services.detector.nodes import isolation
+from services.detector.nodes import isolation, kept_copies
 from services.detector.progress import recording
 from services.detector.state import anomalies
 from services.detector.state.back_off import reached_step

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from services.detector.kept_copies import ASKED_EVERY_S, FAILED_S, LINGER_S
+from services.detector.nodes.kept_copies import ASKED_EVERY_S, FAILED_S, LINGER_S
 from services.detector.nodes.leftovers import Clean
 from shared.events.plans import TaskChange
 from shared.events.union import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from services.detector.unwritten_results import FIRST_WAIT_S, LONGEST_WAIT_S
+from services.detector.progress.unwritten_results import FIRST_WAIT_S, LONGEST_WAIT_S
 from shared.events.plans import TaskChange
 from shared.events.union import TaskCheckpointFailed, TaskResultUnwritten, TaskSubmitted
 from shared.messages.signals import RankCheckpointFailed

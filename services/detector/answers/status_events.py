@@ -6,9 +6,8 @@ import statistics
 from collections.abc import Sequence
 from datetime import datetime
 
-from services.detector import unwritten_results
 from services.detector.incidents.faults import SERVICE
-from services.detector.progress import recording
+from services.detector.progress import recording, unwritten_results
 from services.detector.state.cluster import DetectorState
 from services.detector.state.node import MonitoredNode
 from services.detector.state.task import MonitoredTask
