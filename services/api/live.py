@@ -170,6 +170,6 @@ class Live:
     def _copies(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}
         for heartbeat in self._heartbeats.values():
-            for task, size_bytes in heartbeat.copies.items():
-                found.setdefault(task, {})[heartbeat.node] = size_bytes
+            for kept in heartbeat.copies:
+                found.setdefault(kept.task, {})[heartbeat.node] = kept.size_bytes
         return found

@@ -347,6 +347,13 @@ class DeviceReading(Model):
     memory_used_bytes: Integer | None = None
 
 
+class KeptCopies(Model):
+    """Copies in memory of a task that has no process on the node. ``size_bytes``: what they take of shared memory."""
+
+    task: Name
+    size_bytes: Integer
+
+
 class Heartbeat(Message):
     """The sign of life of a node.
 
@@ -357,7 +364,7 @@ class Heartbeat(Message):
     version. ``supervisor``: as in ``shared.messages.admission.Hello``. ``devices``: those of which there is something
     to say. ``device_readings``: of all devices of the node, in the heartbeat after each look at them (every few
     seconds); empty in all others, since they are a third of a heartbeat: a reader keeps the newest.
-    ``copies``: task -> bytes of the copies in memory that the node keeps for it, of tasks without a process there.
+    ``copies``: those in memory that the node keeps of tasks without a process there.
     """
 
     node: Name
@@ -376,7 +383,7 @@ class Heartbeat(Message):
     counters: dict[str, Integer] = Field(default_factory=dict)
     devices: list[DeviceStatus] = Field(default_factory=list)
     device_readings: list[DeviceReading] = Field(default_factory=list)
-    copies: dict[Name, Integer] = Field(default_factory=dict)
+    copies: list[KeptCopies] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _own_workers(self) -> Self:

@@ -140,7 +140,7 @@ class Cluster:
             domain=status.pop("domain", "default"),
             hardware=status.pop("hardware", "cpu"),
             supervisor=status.pop("supervisor", f"supervisor of {node}" if self.supervised else ""),
-            copies=status.pop("copies", {}),
+            copies=status.pop("copies", []),
             workers=[WorkerStatus.model_validate({**fields, **status})],
         )
         decision = self.monitor.heartbeat(heartbeat, at(seconds))

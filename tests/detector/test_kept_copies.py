@@ -18,6 +18,7 @@ from shared.events.union import (
     TaskStopRequested,
     TaskSubmitted,
 )
+from shared.messages.signals import KeptCopies
 from shared.tasks.specification import parse_spec
 from tests.agent.kit import SPEC, stage
 from tests.detector.kit import START, Cluster, at, moved, plan
@@ -27,7 +28,7 @@ FAR_S = 30 * FAILED_S
 
 def asked(cluster: Cluster, seconds: float, task: str = "gpt", node: str = "n0") -> list[Clean]:
     """Let a node report copies of a task, and no process; return what it is asked for."""
-    return cluster.beat(node, seconds, task=None, copies={task: 4096}).cleans
+    return cluster.beat(node, seconds, task=None, copies=[KeptCopies(task=task, size_bytes=4096)]).cleans
 
 
 def paused(*, path: str = "", step: int = 0) -> Cluster:

@@ -15,7 +15,7 @@ from services.agent.node.slots import Node
 from shared.bus.connection import Bus
 from shared.clock import SteadyClock
 from shared.errors import Unavailable
-from shared.messages.signals import HEARTBEATS, DeviceReading, DeviceStatus, Heartbeat, WorkerStatus
+from shared.messages.signals import HEARTBEATS, DeviceReading, DeviceStatus, Heartbeat, KeptCopies, WorkerStatus
 from shared.settings.model import Settings
 
 PAUSE_S = 0.1
@@ -126,7 +126,7 @@ class Heartbeats:
             counters=dict(self._counters),
             devices=self.devices(),
             device_readings=self.device_readings(),
-            copies=self.copies(),
+            copies=[KeptCopies(task=task, size_bytes=size) for task, size in sorted(self.copies().items())],
         )
         await self._bus.publish(f"{HEARTBEATS}.{self._node.name}", heartbeat.model_dump_json().encode())
         self.published_at_s = self._clock.seconds()

@@ -40,7 +40,7 @@ def requests(state: DetectorState, node: MonitoredNode, now: datetime) -> list[C
         now: when the heartbeat was received.
     """
     assert node.heartbeat is not None
-    kept = node.heartbeat.copies
+    kept = [copies.task for copies in node.heartbeat.copies]
     node.unneeded_since = {
         task: node.unneeded_since.get(task, now) for task in kept if _may_linger(state, node.name, task)
     }
