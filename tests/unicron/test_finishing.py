@@ -160,7 +160,9 @@ async def test_a_result_that_takes_long_to_write_shows_that_it_is_written(tmp_pa
         await check_result(a, spec, finished)
 
 
-@pytest.mark.parametrize("kept", ["copies", "checkpoint", "nowhere"])
+@pytest.mark.parametrize(
+    "kept", ["copies", *(pytest.param(kept, marks=pytest.mark.slow) for kept in ("checkpoint", "nowhere"))]
+)
 async def test_workers_are_lent_once_tries_were_in_vain_and_what_is_done_is_kept(
     kept: str, tmp_path: Path, spec_file: SpecFile
 ) -> None:
