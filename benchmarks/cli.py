@@ -23,7 +23,7 @@ import httpx
 from benchmarks.embedded import small_task
 from benchmarks.report import Report, at_least, run
 from cli.stack.child import Child
-from shared.server.nats_server import NatsServer
+from shared.nats.nats_server import NatsServer
 from shared.service.joining import CREDENTIAL
 
 BOUNDS_S = {("--version",): 0.25, ("ps",): 0.5}

@@ -29,7 +29,7 @@ import psutil
 from benchmarks import viewers
 from benchmarks.report import Report, at_least, run
 from cli.stack.child import Child
-from shared.server.nats_server import NatsServer
+from shared.nats.nats_server import NatsServer
 from shared.service.joining import CREDENTIAL
 
 HEAVIEST = {

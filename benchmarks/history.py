@@ -36,7 +36,7 @@ from cli.stack.child import Child
 from services.api.store.projection_store import Store
 from shared.errors import Unavailable
 from shared.log.log import EventLog
-from shared.server.nats_server import NatsServer
+from shared.nats.nats_server import NatsServer
 
 REQUESTS_PER_S = 100
 """Of all lists together."""

@@ -30,9 +30,9 @@ from cli.waiting import Record, WaitingClient
 from shared.bus.identities import node_identity
 from shared.clock import PROCESS_CLOCK
 from shared.errors import Unavailable
-from shared.server.key_directory import KeyDirectory
-from shared.server.nats_server import NatsServer
-from shared.server.rights import Rights, rights
+from shared.nats.key_directory import KeyDirectory
+from shared.nats.nats_server import NatsServer
+from shared.nats.rights import Rights, rights
 from shared.service.joining import CREDENTIAL
 from shared.settings.model import Settings
 from tests.agent.program import running

@@ -32,7 +32,7 @@ from benchmarks.report import Report, at_least, run
 from benchmarks.stream import fill
 from shared.errors import Unavailable
 from shared.log.log import EventLog
-from shared.server.nats_server import NatsServer
+from shared.nats.nats_server import NatsServer
 
 SERVICES = ("detector", "planner", "transition")
 

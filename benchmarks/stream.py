@@ -19,7 +19,7 @@ from shared.bus.connection import Bus
 from shared.log.log import EventLog
 from shared.log.relay import HASH_HEADER, STREAM, SUBJECT, Relay
 from shared.model import canonical_json
-from shared.server.nats_server import NatsServer
+from shared.nats.nats_server import NatsServer
 
 _UNANSWERED = 500
 """Messages to the stream without an answer from the server."""

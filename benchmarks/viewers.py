@@ -35,7 +35,7 @@ from shared.bus.connection import Bus
 from shared.events.union import Event
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.server.nats_server import NatsServer
+from shared.nats.nats_server import NatsServer
 from shared.service import tokens
 from shared.service.joining import CREDENTIAL
 from shared.service.tokens import Scope

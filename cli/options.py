@@ -12,7 +12,7 @@ import typer
 from cli.completion import fault_ids, incident_ids, node_names, plan_ids, task_names
 
 if TYPE_CHECKING:
-    from shared.server.key_directory import KeyDirectory
+    from shared.nats.key_directory import KeyDirectory
 
 
 class Format(StrEnum):
@@ -128,7 +128,7 @@ def given(**options: Any) -> dict[str, Any]:
 
 def key_directory(path: Path | None) -> KeyDirectory:
     """Return the key directory that is meant: the one given, or that of the settings."""
-    from shared.server.key_directory import KeyDirectory
+    from shared.nats.key_directory import KeyDirectory
     from shared.settings.model import read_settings
 
     return KeyDirectory(read_settings().key_directory if path is None else path)

@@ -1,1 +1,1 @@
-"""The services: detector, planner, transition, api. None imports another; what two of them need is in ``shared``."""
+"""The node agent and the services of the control plane. None imports another; what several need is in ``shared``."""

@@ -1,1 +1,1 @@
-"""What all services speak: events, log, bus, task and cluster models, severities, cost, settings."""
+"""What crosses services: events and messages, log and bus, views and costs, planning, settings."""

@@ -18,8 +18,8 @@ import yaml
 from shared.bus import credentials
 from shared.bus.credentials import Credential
 from shared.machine.process import die_with_parent
-from shared.server.key_directory import KeyDirectory
-from shared.server.nats_server import find_binary
+from shared.nats.key_directory import KeyDirectory
+from shared.nats.nats_server import find_binary
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 PRODUCTION = DEPLOY / "kubernetes" / "overlays" / "production"

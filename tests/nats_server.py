@@ -7,9 +7,9 @@ from pathlib import Path
 
 from shared.bus import credentials
 from shared.bus.credentials import Credential
-from shared.server.key_directory import KeyDirectory
-from shared.server.nats_server import NatsServer
-from shared.server.rights import Rights, authorization, rights
+from shared.nats.key_directory import KeyDirectory
+from shared.nats.nats_server import NatsServer
+from shared.nats.rights import Rights, authorization, rights
 
 TEST = "test"
 """The identity of tests."""

@@ -43,7 +43,7 @@ class Period(StrEnum):
 
 
 class Dimension(StrEnum):
-    """By what the allocated time is broken down."""
+    """What the breakdown of the allocated time is grouped by."""
 
     TASK = "task"
     NODE = "node"
@@ -57,7 +57,7 @@ _Output = Annotated[
     typer.Option(
         "--output",
         "-o",
-        help="text; wide: all columns; json: the whole report; csv: kinds of time by what --by or --bucket names.",
+        help="text; wide: all columns; json: the whole report; csv: rows by --by or --bucket, columns by kind of time.",
     ),
 ]
 _From = Annotated[
@@ -97,8 +97,8 @@ def _utc(at: datetime | None) -> str | None:
     return None if at is None else at.replace(tzinfo=UTC).isoformat()
 
 
-def _shares(costs: dict[str, Any], by: Dimension | None) -> tuple[str, list[dict[str, Any]]]:
-    """Return the name of the keys and the rows of one breakdown: as asked for, else of buckets, else the total."""
+def _breakdown_rows(costs: dict[str, Any], by: Dimension | None) -> tuple[str, list[dict[str, Any]]]:
+    """Return what the rows' keys are called, and the rows: those of ``by``, or of the buckets, or one of the total."""
     if by is not None:
         return by.value, costs["breakdowns"][by.value]
     if costs["buckets"]:
@@ -109,7 +109,7 @@ def _shares(costs: dict[str, Any], by: Dimension | None) -> tuple[str, list[dict
 
 def _print_csv(costs: dict[str, Any], by: Dimension | None) -> None:
     """Print the kinds of one breakdown: a row for each key, worker-seconds in full precision."""
-    name, rows = _shares(costs, by)
+    name, rows = _breakdown_rows(costs, by)
     kinds = list(costs["categories"])
     writer = csv.writer(sys.stdout, lineterminator="\n")
     levels = list(costs["service"]) if any("service" in row for row in rows) else []
@@ -124,9 +124,9 @@ def _print_text(costs: dict[str, Any], by: Dimension | None, *, wide: bool) -> N
     currency = costs["currency"]
     _print_kinds(costs)
     if by is not None:
-        _print_shares(by.value, costs["breakdowns"][by.value], costs, wide=wide)
+        _print_breakdown_rows(by.value, costs["breakdowns"][by.value], costs, wide=wide)
     if costs["buckets"]:
-        _print_shares("from", costs["buckets"], costs, wide=wide)
+        _print_breakdown_rows("from", costs["buckets"], costs, wide=wide)
     rows = []
     for row in (*costs["tasks"], {"task": "total", **costs["totals"]}):
         goodput, ettr = _percent(row["goodput_fraction"]), _percent(row.get("ettr"))
@@ -186,7 +186,7 @@ def _percent(part: float | None) -> str:
     return "-" if part is None else f"{100 * part:.2f}%"
 
 
-def _print_shares(name: str, shares: list[dict[str, Any]], costs: dict[str, Any], *, wide: bool) -> None:
+def _print_breakdown_rows(name: str, shares: list[dict[str, Any]], costs: dict[str, Any], *, wide: bool) -> None:
     """Print a breakdown: a row for each key, a column for each kind."""
     kinds = list(costs["categories"])
     columns = [name.upper(), "WORKER-S", *(kind.replace("_", " ").upper() for kind in kinds), costs["currency"]]

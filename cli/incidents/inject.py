@@ -32,7 +32,7 @@ def inject(
     ],
     rank: Annotated[int | None, typer.Option(min=0, help="The rank, for a fault of a rank.")] = None,
     step: Annotated[
-        int | None, typer.Option(min=1, help="At which step of the rank. Default: the next one that it begins.")
+        int | None, typer.Option(min=1, help="The step at whose start it happens. Default: the rank's next one.")
     ] = None,
     server: Server = None,
     output: Output = Format.TEXT,
@@ -47,7 +47,7 @@ def inject(
 
     found = parse(fault)
     if found.of_rank and rank is None:
-        raise refusal("--rank", None, _without_rank(name, found.kind, server))
+        raise refusal("--rank", None, _rank_is_missing(name, found.kind, server))
     if not found.of_rank and (rank is not None or step is not None):
         raise refusal("--rank, --step", rank if step is None else step, f"{found.kind} strikes a node, at once")
     body = {"fault": fault, "rank": rank, "step": step} if found.of_rank else {"fault": fault}
@@ -69,8 +69,8 @@ def inject(
         print(f"{name}: {answer['fault']}")
 
 
-def _without_rank(name: str, kind: str, server: str | None) -> str:
-    """Return what is wrong with a fault of a rank where no rank is given. A server that answers knows what NAME is."""
+def _rank_is_missing(name: str, kind: str, server: str | None) -> str:
+    """Return what is wrong with a fault of a rank without a rank; also that NAME is a node, if the server says so."""
     from cli.client import Client
     from shared.errors import UnicronError
 

@@ -1,4 +1,4 @@
-"""``unicron cordon``."""
+"""``unicron cordon``: a node takes no new work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cordon(
 ) -> None:
     """Place no new work on a node; what runs there stays.
 
-    It holds until `unicron return`, also when the node's agent is started again.
+    The cordon holds until `unicron return`, also when the node's agent is started again.
     """
     from cli.client import Client
 

@@ -1,4 +1,4 @@
-"""``unicron node``: on the machine that has the key directory, and next to NATS."""
+"""``unicron node add`` and ``remove``: credentials of nodes. They run where the key directory is, next to NATS."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def node() -> None:
 
 @app.command()
 def add(name: NodeName, keys: KeyPlace = None, pid_file: PidFile = None, output: Output = Format.TEXT) -> None:
-    """Make a node's credential, and print its file: the one file to copy to the node.
+    """Make a node's credential, and print the path of its file: the one file to copy to the node.
 
-    There, `unicron agent --join FILE` is all that it needs: the node's name and the servers are in the file. Commands
-    under way on other nodes are not disturbed.
+    `unicron agent --join FILE` is all that the node needs then: the node's name and the servers are in the file.
+    Commands under way on other nodes are not disturbed.
     """
     directory = key_directory(keys)
     path: Path = directory.add_node(checked_node(name)).resolve()
@@ -37,7 +37,7 @@ def add(name: NodeName, keys: KeyPlace = None, pid_file: PidFile = None, output:
 def remove(name: NodeName, keys: KeyPlace = None, pid_file: PidFile = None, output: Output = Format.TEXT) -> None:
     """Take a node's right to use NATS away: its connections are closed, and its credential is worth nothing.
 
-    Its ranks train on without it until they are told otherwise: drain the node first.
+    Its ranks train on without the bus until they are told otherwise: drain the node first.
     """
     directory = key_directory(keys)
     directory.remove_node(name)

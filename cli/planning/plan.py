@@ -12,7 +12,7 @@ from cli.output import clock, print_fields, print_json, print_table, seconds_bet
 from cli.planning.plan_solve import solve
 from cli.planning.plan_throughput import throughput
 
-# Plain help: the columns of the framed one would cut the long names of `plan throughput` at 80 characters.
+# Help is plain text: rich's frames would cut the long names of `plan throughput` at 80 characters.
 app = typer.Typer(help="Look at plans, or make one.", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.command("solve")(solve)
 app.command("throughput")(throughput)

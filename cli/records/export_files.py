@@ -1,4 +1,4 @@
-"""Files of ``unicron export``: a table row by row, as CSV or as Parquet. A file has its name once it is whole."""
+"""Files of ``unicron export``: a table row by row, as CSV or as Parquet, renamed once it is whole."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _ROW_GROUP = 10_000
 
 
 def write_csv(columns: Sequence[Column], rows: Iterable[Sequence[Value]], file: Path | None) -> int:
-    """Write a table as CSV, with a line of names; return the number of rows. ``file``: None: standard output.
+    """Write a table as CSV, with a line of names; return the number of rows. ``file``: None means standard output.
 
     Raises:
         InvalidInput: the file cannot be written.
     """
     if file is None:
         return _write_lines(columns, rows, sys.stdout)
-    with _whole(file) as partial, partial.open("w", encoding="utf-8", newline="") as target:
+    with _renamed_when_whole(file) as partial, partial.open("w", encoding="utf-8", newline="") as target:
         return _write_lines(columns, rows, target)
 
 
@@ -52,9 +52,9 @@ def write_parquet(columns: Sequence[Column], rows: Iterable[Sequence[Value]], fi
     """
     arrow, parquet = _pyarrow()
     schema = _schema(columns, arrow)
-    number, left = 0, iter(rows)
-    with _whole(file) as partial, parquet.ParquetWriter(partial, schema) as writer:
-        while group := list(islice(left, _ROW_GROUP)):
+    number, remaining = 0, iter(rows)
+    with _renamed_when_whole(file) as partial, parquet.ParquetWriter(partial, schema) as writer:
+        while group := list(islice(remaining, _ROW_GROUP)):
             arrays = [
                 arrow.array(values, kind) for values, kind in zip(zip(*group, strict=True), schema.types, strict=True)
             ]
@@ -95,8 +95,8 @@ def _schema(columns: Sequence[Column], arrow: Any) -> pyarrow.Schema:
 
 
 @contextlib.contextmanager
-def _whole(file: Path) -> Iterator[Path]:
-    """Give the path to write to; it gets the file's name at the end, and goes if the writing fails.
+def _renamed_when_whole(file: Path) -> Iterator[Path]:
+    """Give a path to write to, which is renamed to ``file`` at the end, or deleted if the writing fails.
 
     Raises:
         InvalidInput: the file cannot be written.

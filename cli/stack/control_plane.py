@@ -21,7 +21,7 @@ from services.agent.succession.restarts import MAX_RESTARTS, WINDOW_S, Restarts
 from shared.bus import credentials
 from shared.errors import InvalidInput, Unavailable, UnicronError
 from shared.machine.process import PARENT_DEATH_VARIABLE
-from shared.server.key_directory import KeyDirectory
+from shared.nats.key_directory import KeyDirectory
 from shared.service.joining import CREDENTIAL, CREDENTIAL_FD, check_identity
 from shared.settings.endpoints import LOOPBACK, listening
 from shared.settings.model import Settings

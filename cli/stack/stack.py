@@ -28,7 +28,7 @@ from services.agent.files.snapshot_folders import node_folder
 from services.agent.machine.hardware import VISIBLE_VARIABLE
 from shared.bus.identities import node_identity
 from shared.errors import Unavailable, UnicronError
-from shared.server.nats_server import NatsServer
+from shared.nats.nats_server import NatsServer
 from shared.service.joining import CREDENTIAL
 from shared.settings.model import read_settings
 

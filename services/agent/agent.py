@@ -162,7 +162,7 @@ class Agent:
         # Where the ranks are: each step would be too often.
         self._background.spawn(every(self._settings.heartbeat_interval_s, self._record))
         self._background.spawn(self._output_limits.keep(self.node.processes))
-        self._background.spawn(self._oom_kills.keep())
+        self._background.spawn(self._oom_kills.watch())
         with contextlib.closing(self._probes.listener) as listener:
             self._inherited.report_started(self._probes.answer, listener)
         workers, kind, at = len(self.node.slots), self._heartbeats.hardware, self._address
@@ -325,7 +325,7 @@ class Agent:
         await self._ranks.read_rest(process)
         output = "" if process.ending else last_output(Path(process.output))
         stack = stacks.of_fatal_signal(stacks.read(self._files.stacks(process.task, process.worker)))
-        oom_killed = self._oom_kills.have_caused(exit_code)
+        oom_killed = self._oom_kills.explain(exit_code)
         signals = self.node.exited(process, exit_code, last_output=output, stack=stack, oom_killed=oom_killed, now=now)
         if (forked := self._forked.pop(process_id, None)) is not None:
             forked.close()

@@ -30,6 +30,9 @@ from services.api.live import Live
 from services.api.notices.incident_notices import IncidentNotices
 from services.api.notices.webhook import WebhookMetrics
 from services.api.postmortem import page as postmortem_page
+from services.api.route_parts.joined_answers import JoinedAnswers
+from services.api.route_parts.log_positions import PositionHeader, add_to_reads
+from services.api.route_parts.parameters import refuse_unknown
 from services.api.routers import (
     browser,
     costs,
@@ -50,9 +53,6 @@ from services.api.routers import (
     tasks,
     waf,
 )
-from services.api.routing.joined_answers import JoinedAnswers
-from services.api.routing.log_positions import PositionHeader, add_to_reads
-from services.api.routing.parameters import refuse_unknown
 from services.api.signed_heads import SignedHeads
 from services.api.store.feed import PROJECTIONS, Feed
 from services.api.store.fold_metrics import FoldMetrics

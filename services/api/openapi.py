@@ -1,7 +1,7 @@
 """The OpenAPI document of the interface: ``/openapi.json``, and ``docs/openapi.json`` in the repository.
 
 FastAPI describes the endpoints. Two things it cannot know: the bodies that endpoints read themselves
-(``services.api.routing.bodies``), and the problem document that every error has. ``make openapi`` writes the file.
+(``services.api.route_parts.bodies``), and the problem document that every error has. ``make openapi`` writes the file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic.json_schema import models_json_schema
 
 from services.api.access.browser_sessions import COOKIE
 from services.api.http.problems import Problem
-from services.api.routing.bodies import REFERENCE
+from services.api.route_parts.bodies import REFERENCE
 from shared.interface.models import (
     DrainRequest,
     NodeFault,

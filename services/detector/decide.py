@@ -13,10 +13,10 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from services.detector.answers import admission, devices, online_statistics, returns, status_events
-from services.detector.answers.admission import Ask, Liveness, Patience
-from services.detector.answers.decision import Decision, Revoke
-from services.detector.answers.incidents import Incidents
+from services.detector.decisions import admission, devices, online_statistics, returns, status_events
+from services.detector.decisions.admission import Ask, Liveness, Patience
+from services.detector.decisions.decision import Decision, Revoke
+from services.detector.decisions.incidents import Incidents
 from services.detector.evolve import evolve
 from services.detector.incidents import absences, causes, observations, script_ends
 from services.detector.nodes import drains, isolation, kept_copies, leftovers, probing, silence

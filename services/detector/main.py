@@ -18,10 +18,10 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry
 
 from services.detector.agent_requests import AgentRequests
-from services.detector.answers import limits_in_force
-from services.detector.answers.admission import Liveness
-from services.detector.answers.decision import Decision, Revoke
 from services.detector.decide import DetectorLimits, Monitor
+from services.detector.decisions import limits_in_force
+from services.detector.decisions.admission import Liveness
+from services.detector.decisions.decision import Decision, Revoke
 from services.detector.metrics import DetectorMetrics
 from services.detector.nodes import silence
 from services.detector.nodes.probing import ProbeQuestion

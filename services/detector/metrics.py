@@ -9,8 +9,8 @@ from datetime import datetime
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
-from services.detector.answers import limits_in_force
 from services.detector.decide import Monitor
+from services.detector.decisions import limits_in_force
 from shared.model import Clock
 from shared.service.metrics import StateMetrics, counter, gauge
 

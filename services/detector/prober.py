@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from services.detector.answers.admission import Liveness
+from services.detector.decisions.admission import Liveness
 from services.detector.nodes.probing import DETECTOR, ProbeQuestion
 from shared.bus.connection import Bus
 from shared.bus.dropped import DroppedMessages

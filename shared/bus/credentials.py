@@ -2,7 +2,7 @@
 
 The key pair is an nkey (Ed25519): the server knows the public key, and the file has the seed of the private one, which
 never leaves the machine. The file also says where NATS is and whose certificates it has, so that it is all that a node
-needs (``unicron node add``). ``shared.server.key_directory`` makes such files.
+needs (``unicron node add``). ``shared.nats.key_directory`` makes such files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Messages that a process could not decode: their number, and one line in the process's log for each source and kind.
+"""Messages that a process has dropped: their number by reason, and a line of its log for each source and kind.
 
 A newer program may send the same unreadable message several times a second. The counter is part of the health of a
 service (``shared.service.frame.Context.counters``, ``GET /readyz``) and of the heartbeats of an agent.
@@ -25,7 +25,7 @@ REASONS = (COUNTER, WRONG_SENDER, SIGNALS_REFUSED)
 """All of these counters: why messages were dropped."""
 
 MAX_LINES = 256
-"""Sources and kinds that are told apart. What names itself at random fills neither memory nor log."""
+"""Sources and kinds that are told apart, so that a sender with random names fills neither memory nor log."""
 
 
 class DroppedMessages:

@@ -1,6 +1,6 @@
 """Who speaks on the bus: one identity for each service, and one for each node.
 
-NATS knows an identity by its key (``shared.bus.credentials``) and lets it use the subjects of ``shared.server.rights``.
+NATS knows an identity by its key (``shared.bus.credentials``) and lets it use the subjects of ``shared.nats.rights``.
 """
 
 from __future__ import annotations

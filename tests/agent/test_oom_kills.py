@@ -59,22 +59,22 @@ def test_an_end_is_the_kernels_while_its_count_has_just_risen(
     assert counter_of(membership, tmp_path) == counter
     clock = SetClock()
     kills = OomKills(clock, counter)
-    assert not kills.have_caused(KILLED)
+    assert not kills.explain(KILLED)
     counter.write_text(events.format(3))
-    assert not kills.have_caused(1)
-    assert kills.have_caused(KILLED)
+    assert not kills.explain(1)
+    assert kills.explain(KILLED)
     clock.now_s += RECENT_S
-    assert kills.have_caused(KILLED)
+    assert kills.explain(KILLED)
     clock.now_s += 0.1
-    assert not kills.have_caused(KILLED)
+    assert not kills.explain(KILLED)
     counter.unlink()
-    assert not kills.have_caused(KILLED)
+    assert not kills.explain(KILLED)
 
 
 @pytest.mark.parametrize("membership", ["", "no such text", V1, V2])
 def test_a_machine_without_the_count_has_none(tmp_path: Path, membership: str) -> None:
     assert counter_of(membership, tmp_path) is None
-    assert not OomKills(SetClock(), None).have_caused(KILLED)
+    assert not OomKills(SetClock(), None).explain(KILLED)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_the_kernel_counts_what_it_ends(group: Path) -> None:
     done = subprocess.run([sys.executable, "-c", enter + shows + eats], capture_output=True, text=True)
     assert done.returncode == KILLED
     assert done.stdout.strip() == str(counter)
-    assert kills.have_caused(done.returncode)
+    assert kills.explain(done.returncode)
 
 
 def test_this_process_finds_a_count_or_none() -> None:

@@ -9,7 +9,7 @@ import pytest
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from services.api.routing.joined_answers import JoinedAnswers
+from services.api.route_parts.joined_answers import JoinedAnswers
 
 
 class Lists:

@@ -21,7 +21,7 @@ from cli.doctor.measured import DeviceFacts, Devices, Facts, Nats, Peer, Storage
 from cli.doctor.measuring import measure
 from shared.bus.identities import node_identity
 from shared.errors import InvalidInput
-from shared.server.nats_server import NatsServer
+from shared.nats.nats_server import NatsServer
 from shared.settings.model import Settings, read_settings
 from tests.agent.recorded_nvml import COMPILER, RecordedNvml
 from tests.cli.conftest import Outcome, end

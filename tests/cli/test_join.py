@@ -17,7 +17,7 @@ from cli.nodes.join import MODULE, agent_environment
 from services.agent.machine import hardware
 from shared.bus import credentials
 from shared.errors import InvalidInput
-from shared.server.key_directory import KeyDirectory
+from shared.nats.key_directory import KeyDirectory
 from shared.settings.model import read_settings
 from tests.nats_server import OpenServer
 

@@ -13,7 +13,7 @@ from shared.bus import credentials
 from shared.bus.connection import Bus
 from shared.errors import AccessDenied
 from shared.messages.signals import HEARTBEATS
-from shared.server.nats_server import NatsServer
+from shared.nats.nats_server import NatsServer
 
 LIMIT_S = 40.0
 

@@ -18,8 +18,8 @@ from cli.stack.children import SERVICES
 from shared.bus.identities import node_identity
 from shared.log.log import EventLog
 from shared.log.relay import STREAM
-from shared.server.key_directory import KeyDirectory
-from shared.server.nats_server import find_binary
+from shared.nats.key_directory import KeyDirectory
+from shared.nats.nats_server import find_binary
 from tests.cluster import relay
 from tests.cluster.holder import DISK
 from tests.cluster.machine import POLL_S, Machine, MachineFailed, Process

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from shared.server.nats_server import find_binary
+from shared.nats.nats_server import find_binary
 from tests.containers.podman import attempt, has_image, inspected, podman
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ import pytest
 
 from cli.demo.report import TOLERANCE, compare_parameters
 from services.agent.files.rank_users import NEEDED
-from shared.server.key_directory import KeyDirectory
+from shared.nats.key_directory import KeyDirectory
 from tests import manifests
 from tests.containers.compose import PREFIX, left, remove
 from tests.containers.kubelet import Cluster, Pod, Record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.detector.answers.decision import Decision
+from services.detector.decisions.decision import Decision
 from services.detector.nodes.probing import ProbeQuestion
 from services.detector.state.pairs import pair
 from services.detector.state.unlogged import SelfTestQuestion

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from services.detector.answers import status_events
+from services.detector.decisions import status_events
 from services.detector.progress import recording
 from shared.events.union import TaskProgressed
 from tests.detector.kit import START, Cluster

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from services.detector.answers.admission import Ask, Liveness
-from services.detector.answers.decision import Revoke
 from services.detector.decide import Monitor
+from services.detector.decisions.admission import Ask, Liveness
+from services.detector.decisions.decision import Revoke
 from shared.events.union import ErrorDetected, NodeJoined, TaskCheckpointed
 from shared.messages.admission import Answer, Departure, Hello
 from shared.messages.probes import Outcome

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from services.detector.answers.admission import Liveness
+from services.detector.decisions.admission import Liveness
 from services.detector.evolve import evolve
 from services.detector.state.cluster import DetectorState
 from shared.events.severities import ErrorKind

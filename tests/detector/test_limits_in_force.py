@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.agent.agent import Agent
-from services.detector.answers import limits_in_force
+from services.detector.decisions import limits_in_force
 from services.detector.state.arrivals import WARM_UP
 from services.detector.state.progress_gaps import FIRST_STEPS
 from shared.bus.connection import Bus

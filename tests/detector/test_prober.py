@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
-from services.detector.answers.admission import Liveness
+from services.detector.decisions.admission import Liveness
 from services.detector.nodes.probing import DETECTOR, ProbeQuestion
 from services.detector.prober import Prober
 from shared.bus.connection import Bus

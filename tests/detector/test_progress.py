@@ -10,7 +10,7 @@ from datetime import timedelta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.detector.answers import status_events
+from services.detector.decisions import status_events
 from services.detector.progress import recording
 from services.detector.state.cluster import DetectorState
 from services.detector.state.task import MonitoredTask

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.detector.answers.status_events import node_joined
+from services.detector.decisions.status_events import node_joined
 from shared.events.union import TaskCheckpointed, TaskCheckpointFailed, TaskCopiesLacking, TaskFinished, TaskProgressed
 from shared.messages.signals import Heartbeat, RankCheckpointed, RankCheckpointFailed, RankCopies, RankFinished
 from tests.detector.kit import START, Cluster, at, moved, only_error, restart_plan

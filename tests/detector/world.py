@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.detector.answers.decision import Decision
+from services.detector.decisions.decision import Decision
 from services.detector.nodes.probing import DETECTOR, ProbeQuestion
 from services.detector.nodes.silence import reachability
 from shared.messages.probes import Outcome

@@ -21,8 +21,8 @@ from nats.aio.msg import Msg
 from shared.bus import credentials
 from shared.bus.connection import Bus
 from shared.bus.identities import node_identity
-from shared.server.key_directory import KeyDirectory
-from shared.server.nats_server import MAX_PAYLOAD_BYTES
+from shared.nats.key_directory import KeyDirectory
+from shared.nats.nats_server import MAX_PAYLOAD_BYTES
 from shared.settings.model import Settings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from services.detector.answers.decision import Decision
 from services.detector.decide import DetectorLimits, Monitor
+from services.detector.decisions.decision import Decision
 from services.detector.nodes.leftovers import Clean
 from services.detector.state.stalls import StallLimits
 from services.detector.state_snapshot import KEPT as DETECTOR

@@ -12,8 +12,8 @@ from shared.bus import credentials
 from shared.bus.credentials import Credential, new_seed
 from shared.bus.identities import SERVICES, node_identity, node_of
 from shared.errors import Conflict, Corrupt, InvalidInput, NotFound, Unavailable
-from shared.server.key_directory import PID_FILE, KeyDirectory
-from shared.server.nats_server import NatsServer
+from shared.nats.key_directory import PID_FILE, KeyDirectory
+from shared.nats.nats_server import NatsServer
 from shared.service.joining import check_identity, credential_of, joined, node_name
 from shared.settings.model import read_settings
 

@@ -15,7 +15,7 @@ import pytest
 
 from shared.bus.connection import Bus
 from shared.errors import Unavailable
-from shared.server.nats_server import NatsServer, find_binary
+from shared.nats.nats_server import NatsServer, find_binary
 from tests.nats_server import OpenServer
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +76,7 @@ async def test_a_folder_with_odd_characters(tmp_path: Path) -> None:
 _PARENT = """
 import asyncio, sys
 from pathlib import Path
-from shared.server.nats_server import NatsServer
+from shared.nats.nats_server import NatsServer
 
 async def main():
     server = NatsServer(Path(sys.argv[1]))

@@ -19,7 +19,7 @@ from shared.log.relay import STREAM
 from shared.log.relay import SUBJECT as LOG
 from shared.messages.commands import COMMANDS
 from shared.messages.signals import HEARTBEATS, SIGNALS
-from shared.server.rights import RIGHTS, rights
+from shared.nats.rights import RIGHTS, rights
 from tests.nats_server import OpenServer
 from tests.shared.samples import node_joined
 

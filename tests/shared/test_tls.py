@@ -14,8 +14,8 @@ from shared.bus import credentials
 from shared.bus.connection import Bus
 from shared.bus.credentials import Credential
 from shared.errors import Corrupt, InvalidInput
-from shared.server.certificates import issue, new_authority
-from shared.server.key_directory import KeyDirectory
+from shared.nats.certificates import issue, new_authority
+from shared.nats.key_directory import KeyDirectory
 from tests.nats_server import OpenServer
 
 LIMIT_S = 40.0

@@ -61,7 +61,7 @@ def test_nothing_is_issued_during_an_abort_and_nothing_to_the_aborted_group_afte
         except CommunicationFailed as err:
             refused.append(err)
 
-    with issuing.nothing_issued([aborted]):
+    with issuing.while_aborting([aborted]):
         thread = threading.Thread(target=issue)
         thread.start()
         assert not other.entered.wait(0.05), "the thread waits at the first of the two"
@@ -75,7 +75,7 @@ def test_an_abort_does_not_wait_for_long_for_a_thread_that_is_blocked_in_a_colle
     thread = threading.Thread(target=group.allreduce)
     thread.start()
     assert group.entered.wait(LIMIT_S)
-    with issuing.nothing_issued([group]):
+    with issuing.while_aborting([group]):
         group.may_end.set()  # as an abort ends the collective
         thread.join(LIMIT_S)
     assert group.issued == 1

@@ -249,7 +249,7 @@ def _abort(groups: Sequence[dist.ProcessGroup]) -> None:
     limit.daemon = True
     limit.start()
     try:
-        with issuing.nothing_issued(groups):
+        with issuing.while_aborting(groups):
             backend.current().abort(groups)
     finally:
         limit.cancel()

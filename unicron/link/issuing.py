@@ -1,9 +1,9 @@
-"""Issuing collectives and aborting their communicators exclude each other.
+"""A lock between threads that issue collectives and one that aborts communicators.
 
 Torch hands a communicator to the backend without a lock. A thread that issues a collective while another one aborts its
 communicator uses what is being freed. Megatron, torch and scripts issue collectives in many places, and backward passes
-do so on threads of their own; all of them go through methods of the process group. These are replaced by ones that wait
-while an abort runs, and refuse a group that was aborted. What a group of one rank does needs no communicator
+do so on threads of their own; all of them go through methods of the process group. ``guard`` replaces these methods
+by ones that wait while an abort runs, and refuse a group that was aborted. Groups of one rank need no communicator
 (``unicron.link.one_rank``).
 """
 
@@ -81,8 +81,11 @@ def _guarded(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def nothing_issued(aborted: Sequence[Any]) -> Iterator[None]:
-    """While this lasts no thread issues anything, and from then on nothing to the aborted groups."""
+def while_aborting(aborted: Sequence[Any]) -> Iterator[None]:
+    """Keep other threads from issuing meanwhile, and from then on from issuing anything to the aborted groups.
+
+    After ``ISSUE_LIMIT_S`` it goes on even if a thread is still inside a call that issues.
+    """
     is_exclusive = _issuing.acquire(timeout=ISSUE_LIMIT_S)
     try:
         _aborted.update(id(group) for group in aborted)

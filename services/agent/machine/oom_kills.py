@@ -1,7 +1,7 @@
 """Whether the kernel has just ended processes of this node's control group because memory was used up.
 
-A process that the kernel ends for memory ends by SIGKILL, as one that somebody killed does. The kernel counts the
-former for each control group (``oom_kill`` in ``memory.oom_control`` of version 1 and in ``memory.events`` of version
+The kernel ends a process for memory by SIGKILL, which tells nothing of who sent it. But it counts such ends for each
+control group (``oom_kill`` in ``memory.oom_control`` of version 1 and in ``memory.events`` of version
 2; Linux, Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst). Ranks are in the agent's group.
 """
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from shared.clock import SteadyClock
 
 LOOK_S = 0.25
-"""Time between two looks, a heartbeat's interval: one read of a small file of the kernel's."""
+"""Seconds between two reads of the count, which is a small file: the interval of heartbeats."""
 
 RECENT_S = 1.0
-"""How long before an end the count may have risen. The kernel counts as it sends the signal; a process with much memory
-takes a part of a second to end."""
+"""A process that ends by SIGKILL was ended for memory if the count rose at most so many seconds before. The kernel
+counts as it sends the signal; a process with much memory takes a part of a second to end."""
 
 _CONTROLLER = "memory"
 
@@ -36,8 +36,8 @@ class OomKills:
         self._count = self._read()
         self._risen_at_s: float | None = None
 
-    async def keep(self) -> None:
-        """Look now and then, until cancelled."""
+    async def watch(self) -> None:
+        """Read the count now and then, until cancelled."""
         while self._counter is not None:
             self.look()
             await asyncio.sleep(LOOK_S)
@@ -48,8 +48,8 @@ class OomKills:
             self._risen_at_s = self._clock.seconds()
         self._count = count
 
-    def have_caused(self, exit_code: int) -> bool:
-        """Return whether a process that has just ended was killed while the kernel ended one for memory."""
+    def explain(self, exit_code: int) -> bool:
+        """Return whether a process that has just ended was ended by SIGKILL as the count rose."""
         self.look()
         if exit_code != -signal.SIGKILL:
             return False

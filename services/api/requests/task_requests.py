@@ -12,7 +12,7 @@ from typing import Any
 from services.api import present
 from services.api.access.access import Actor
 from services.api.gateway import READ_YOUR_WRITES_S, Gateway, as_text
-from services.api.routing.conditional import check_revision, etag
+from services.api.route_parts.conditional import check_revision, etag
 from shared.errors import Conflict, InvalidInput
 from shared.events.union import TaskChanged, TaskDeleted, TaskResumeRequested, TaskStopRequested
 from shared.interface.models import Task

@@ -12,7 +12,7 @@ from services.api.access.access import LINKS, Who
 from services.api.access.browser_sessions import SESSION_S, cookie_name
 from services.api.gateway import Api
 from services.api.http.methods import HEAD_ONLY
-from services.api.routing.parameters import NAMED, PROBLEMS, problems
+from services.api.route_parts.parameters import NAMED, PROBLEMS, problems
 from shared.errors import Forbidden
 from shared.interface.models import BrowserLink, EndedSessions
 from shared.service.tokens import Scope

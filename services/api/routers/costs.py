@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from services.api.gateway import Api
-from services.api.routing.parameters import MAX_LIMIT, PROBLEMS, check_order
+from services.api.route_parts.parameters import MAX_LIMIT, PROBLEMS, check_order
 from services.api.store.accounts import Accounts
 from services.api.store.readers import ViewReader
 from shared.bus.messages import Time

@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 
 from services.api.event_items import event_json
 from services.api.gateway import Api, Gateway, as_json
-from services.api.routing.parameters import NAMED, PROBLEMS, Limit, Since, Until, page_json, times
+from services.api.route_parts.parameters import NAMED, PROBLEMS, Limit, Since, Until, page_json, times
 from shared.errors import InvalidInput, Unavailable, UnicronError
 from shared.events.union import EVENT_CLASSES
 from shared.interface.models import EventRecord, Page

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Depends, Header, status
 from services.api.access.access import Operator
 from services.api.gateway import Api
 from services.api.requests import fault_requests
-from services.api.routing.bodies import described, options
-from services.api.routing.parameters import CHANGE, PROBLEMS, NodeName, TaskName
+from services.api.route_parts.bodies import described, options
+from services.api.route_parts.parameters import CHANGE, PROBLEMS, NodeName, TaskName
 from shared.interface.models import InjectedFault, NodeFault, RankFault
 
 router = APIRouter(prefix="/v1", tags=["faults"], responses=PROBLEMS)

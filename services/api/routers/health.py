@@ -9,8 +9,8 @@ from fastapi import APIRouter, Response, status
 
 from services.api import present
 from services.api.gateway import Api, Gateway
-from services.api.routing.parameters import PROBLEMS as READ_PROBLEMS
-from services.api.routing.parameters import problems
+from services.api.route_parts.parameters import PROBLEMS as READ_PROBLEMS
+from services.api.route_parts.parameters import problems
 from services.api.store.readers import ViewReader
 from services.api.store.tables import NODES
 from shared.bus.messages import decode

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
 from services.api.gateway import Api
-from services.api.routing.parameters import PROBLEMS
+from services.api.route_parts.parameters import PROBLEMS
 from services.api.store.tables import INCIDENTS, NODES, PLANS, SLOWDOWNS, TASKS, Kind
 from shared.bus.messages import ID_PATTERN
 

@@ -15,10 +15,9 @@ from services.api.last_output import last_output
 from services.api.postmortem.gather import Known, known, lateness, post_mortem
 from services.api.postmortem.model import PostMortem
 from services.api.requests import incident_requests
-from services.api.routers import health
-from services.api.routing import conditional, postmortem_pages
-from services.api.routing.bodies import described, options
-from services.api.routing.parameters import (
+from services.api.route_parts import conditional, postmortem_pages
+from services.api.route_parts.bodies import described, options
+from services.api.route_parts.parameters import (
     CHANGE,
     NAMED,
     PROBLEMS,
@@ -33,6 +32,7 @@ from services.api.routing.parameters import (
     page_json,
     times,
 )
+from services.api.routers import health
 from services.api.store.accounts import Accounts
 from services.api.store.readers import ViewReader
 from services.api.store.tables import INCIDENTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from services.api.gateway import Api, Gateway
-from services.api.routing.parameters import NAMED, PROBLEMS, Cursor, Limit, TaskName, page
+from services.api.route_parts.parameters import NAMED, PROBLEMS, Cursor, Limit, TaskName, page
 from services.api.store.readers import ViewReader
 from services.api.store.tables import NODES
 from shared.bus.messages import decode

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from services.api.gateway import Api
-from services.api.routing.parameters import NAMED, PROBLEMS
+from services.api.route_parts.parameters import NAMED, PROBLEMS
 from services.api.signed_heads import SignedHeads
 from shared.archive.signed_heads import SignedHead
 from shared.errors import NotFound

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from services.api.cluster_metrics import Facts, cluster_metrics, read_facts
 from services.api.gateway import Api, Gateway
-from services.api.routing.parameters import problems
+from services.api.route_parts.parameters import problems
 from shared.errors import UnicronError
 from shared.model import utc_now
 from shared.service.metrics import gauge

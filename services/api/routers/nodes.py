@@ -10,8 +10,8 @@ from services.api import present
 from services.api.access.access import Operator
 from services.api.gateway import Api, Gateway
 from services.api.requests import node_requests
-from services.api.routing.bodies import described, options
-from services.api.routing.parameters import CHANGE, NAMED, PROBLEMS, Cursor, Limit, NodeName, page
+from services.api.route_parts.bodies import described, options
+from services.api.route_parts.parameters import CHANGE, NAMED, PROBLEMS, Cursor, Limit, NodeName, page
 from services.api.store.readers import ViewReader
 from services.api.store.tables import NODES, TASKS
 from shared.interface.models import DrainRequest, Node, NodeRequest, Page, ShownNodeState

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict
 
 from services.api.gateway import Api
-from services.api.routing.bodies import described, read_body
-from services.api.routing.parameters import PROBLEMS, problems
+from services.api.route_parts.bodies import described, read_body
+from services.api.route_parts.parameters import PROBLEMS, problems
 from shared.planning.performance import model_shape, throughput
 from shared.planning.standalone import (
     MAX_PROBLEM_BYTES,

@@ -10,9 +10,20 @@ from fastapi import APIRouter, Query, Response
 from services.api import present
 from services.api.gateway import Api, as_text
 from services.api.plan_text import explain
-from services.api.routing import conditional
-from services.api.routing.lists import shown_rows
-from services.api.routing.parameters import NAMED, PROBLEMS, TAGGED, Cursor, Id, Limit, Order, Since, TaskFilter, Until
+from services.api.route_parts import conditional
+from services.api.route_parts.lists import shown_rows
+from services.api.route_parts.parameters import (
+    NAMED,
+    PROBLEMS,
+    TAGGED,
+    Cursor,
+    Id,
+    Limit,
+    Order,
+    Since,
+    TaskFilter,
+    Until,
+)
 from services.api.store.tables import PLANS
 from shared.errors import Corrupt
 from shared.events.union import PlanDecided

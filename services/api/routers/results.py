@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 from services.api.gateway import Api, Gateway
 from services.api.output.node_files import FileSource
 from services.api.output.results import ResultFile, find_result, headers, read_result, wanted_range
-from services.api.routing.parameters import NAMED, PROBLEMS, TaskName, problems
+from services.api.route_parts.parameters import NAMED, PROBLEMS, TaskName, problems
 from services.api.store.tables import NODES, TASKS
 from shared.names import is_name
 

@@ -10,9 +10,20 @@ from fastapi import APIRouter, Query, Response
 from services.api.gateway import Api
 from services.api.postmortem.slow import KnownSlowdown, known_slowdown, slow_post_mortem
 from services.api.postmortem.slow_model import SlowWorkerPostMortem
-from services.api.routing import conditional, postmortem_pages
-from services.api.routing.lists import shown_rows
-from services.api.routing.parameters import NAMED, PROBLEMS, TAGGED, Cursor, Id, Limit, Order, Since, TaskFilter, Until
+from services.api.route_parts import conditional, postmortem_pages
+from services.api.route_parts.lists import shown_rows
+from services.api.route_parts.parameters import (
+    NAMED,
+    PROBLEMS,
+    TAGGED,
+    Cursor,
+    Id,
+    Limit,
+    Order,
+    Since,
+    TaskFilter,
+    Until,
+)
 from services.api.store.readers import ViewReader
 from services.api.store.tables import SLOWDOWNS
 from shared.interface.models import Page, SlowWorker

@@ -17,9 +17,9 @@ from services.api.output.logs import LastLines, OutputReader, json_line, plain_l
 from services.api.output.owners import OutputOwners, output_owners
 from services.api.output.search import OutputSearch
 from services.api.requests import task_requests
-from services.api.routing import conditional
-from services.api.routing.bodies import SMALL_BODY_BYTES, decoded, described, options, parsed_json, read_body
-from services.api.routing.parameters import (
+from services.api.route_parts import conditional
+from services.api.route_parts.bodies import SMALL_BODY_BYTES, decoded, described, options, parsed_json, read_body
+from services.api.route_parts.parameters import (
     CHANGE,
     CONDITIONAL,
     NAMED,

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from services.api.gateway import Api
-from services.api.routing.parameters import PROBLEMS, check_order
+from services.api.route_parts.parameters import PROBLEMS, check_order
 from services.api.store.readers import ViewReader
 from services.api.waf_history import waf_history
 from shared.bus.messages import Time

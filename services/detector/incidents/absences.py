@@ -19,7 +19,7 @@ from shared.events.severities import ErrorKind
 
 ABSENT_S = 1.0
 """For how long heartbeats must report a member absent. The signal of its end arrives within 50 ms (measured), on a busy
-machine within 0.25 s (``services.detector.answers.incidents.SETTLE_S``); four heartbeats make it certain."""
+machine within 0.25 s (``services.detector.decisions.incidents.SETTLE_S``); four heartbeats make it certain."""
 
 VANISHED = "vanished"
 """The error of such a fault, in place of an exit code."""

@@ -1,1 +1,1 @@
-"""The progress of tasks: what stands still, whose loss leaps, and what is recorded of it."""
+"""The progress of tasks: what stands still and why, and what is recorded of it."""

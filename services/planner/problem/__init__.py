@@ -1,1 +1,1 @@
-"""The planning problem of a moment, and its answers for the whole cluster."""
+"""The planning problem of a moment, and from its solution the best change for the whole cluster."""

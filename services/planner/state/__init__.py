@@ -1,1 +1,1 @@
-"""The planner's state: nodes, slow workers and waiting tasks, folded from the log."""
+"""The planner's state, folded from the log: nodes and pools of hardware, slow workers and deals, waiting tasks."""

@@ -1,7 +1,7 @@
-"""A GPT model as numbers: parameters of a stage, and floating-point operations of an update.
+"""A GPT model as numbers: parameters of its layers and embeddings on one worker, and FLOP of an update.
 
-Symbols as in Narayanan et al. (SC'21) and Korthikanti et al. (MLSys'23): s sequence length, b micro-batch, h hidden
-size, a heads, l layers, v vocabulary, t tensor-parallel size.
+Symbols as in Narayanan et al. (SC'21) and Korthikanti et al. (MLSys'23): B sequences of an update, s sequence
+length, h hidden size, l layers (``n`` in code), v vocabulary, t tensor-parallel size.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def position_parameters(shape: Shape) -> float:
 def model_flop(shape: Shape, samples: int) -> float:
     """Return the model FLOP of one update on ``samples`` sequences, without recomputation.
 
-    72 B s l h^2 (1 + s / 6h + v / 12 l h): SC'21, appendix, and Korthikanti et al., equation 7.
+    72 B s l h^2 (1 + s/(6h) + v/(12lh)): SC'21, appendix, and Korthikanti et al., equation 7.
     """
     s, h, n, v = shape.sequence_length, shape.hidden, shape.layers, shape.vocabulary
     return 72.0 * samples * s * n * h * h * (1.0 + s / (6.0 * h) + v / (12.0 * n * h))
@@ -57,7 +57,7 @@ def model_flop(shape: Shape, samples: int) -> float:
 def hardware_flop(shape: Shape, samples: int, recompute: str) -> float:
     """Return the FLOP that the hardware executes for one update, with recomputation.
 
-    ``full``: 96 B s l h^2 (1 + s / 6h + v / 16 l h), SC'21, equation 3: one more forward pass of the layers.
+    ``full``: 96 B s l h^2 (1 + s/(6h) + v/(16lh)), SC'21, equation 3: one more forward pass of the layers.
     ``selective``: one more forward pass of the attention core, Korthikanti et al., equation 8.
     """
     s, h, n = shape.sequence_length, shape.hidden, shape.layers

@@ -14,7 +14,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from services.detector.answers.incidents import Incidents
+from services.detector.decisions.incidents import Incidents
 from services.detector.incidents.faults import METHOD, SERVICE, Fault
 from services.detector.state.cluster import DetectorState
 from services.detector.state.known_errors import KnownError

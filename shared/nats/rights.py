@@ -128,7 +128,7 @@ def authorization(keys: Mapping[str, str], rights_of: RightsOf = rights) -> str:
     users = [_user(identity, key, rights_of(identity)) for identity, key in sorted(keys.items())]
     return "\n".join(
         [
-            "# Made by `unicron keys` and `unicron node`, which write it anew: shared/server/rights.py has the table.",
+            "# Made by `unicron keys` and `unicron node`, which write it anew: shared/nats/rights.py has the table.",
             "authorization {",
             "  users: [",
             *users,

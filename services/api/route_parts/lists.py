@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import Response
 
 from services.api.gateway import Gateway
-from services.api.routing.parameters import Order, page_json, times
+from services.api.route_parts.parameters import Order, page_json, times
 from services.api.store.readers import ViewReader
 from services.api.store.tables import Kind
 

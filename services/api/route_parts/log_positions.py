@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.api.gateway import Api
 from services.api.http.methods import CHANGES
-from services.api.routing.parameters import is_read
+from services.api.route_parts.parameters import is_read
 from services.api.store.feed import Feed
 from shared.errors import Unavailable
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from services.detector.answers.decision import Decision
+from services.detector.decisions.decision import Decision
 from services.detector.nodes import isolation
 from services.detector.state.cluster import DetectorState
 from services.detector.state.unlogged import SelfTestQuestion, SelfTestState

@@ -24,7 +24,7 @@ from shared.bus.nats_client import tls_context
 from shared.errors import Unavailable
 from shared.machine.process import die_with_parent
 from shared.model import utc_now
-from shared.server.key_directory import PID_FILE, KeyDirectory
+from shared.nats.key_directory import PID_FILE, KeyDirectory
 
 logger = logging.getLogger(__name__)
 

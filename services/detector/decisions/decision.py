@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from services.detector.answers import status_events
+from services.detector.decisions import status_events
 from services.detector.evolve import evolve
 from services.detector.incidents import observations
 from services.detector.nodes.leftovers import Clean

@@ -1,8 +1,8 @@
 """The key directory: who may use NATS, as an operator keeps it.
 
     identities.json       the public key of each identity, and the servers that new credentials name
-    authorization.conf    the part of nats-server's configuration that follows from it (``shared.server.rights``)
-    tls.conf              another part: the server's certificate, once there is one (``shared.server.certificates``)
+    authorization.conf    the part of nats-server's configuration that follows from it (``shared.nats.rights``)
+    tls.conf              another part: the server's certificate, once there is one (``shared.nats.certificates``)
     ca.pem, ca-key.pem    the authority that vouches for the server; server.pem, server-key.pem: the certificate
     <service>.json        the credential of a service
     nodes/<name>.json     the credential of a node: the one file that is copied there
@@ -31,8 +31,8 @@ from shared.bus.identities import SERVICES, Identity, node_identity, node_of
 from shared.errors import Conflict, Corrupt, NotFound, Unavailable
 from shared.machine.durable_files import replace_file
 from shared.model import Model
-from shared.server import certificates
-from shared.server.rights import RightsOf, authorization, rights
+from shared.nats import certificates
+from shared.nats.rights import RightsOf, authorization, rights
 
 SERVER_NAME = "nats-server"
 """The process that a reload signals; the number in a pid file may be another process's by now."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from services.detector.answers.status_events import node_joined
+from services.detector.decisions.status_events import node_joined
 from services.detector.state.cluster import Admitted, DetectorState
 from services.detector.state.node import MonitoredNode
 from shared.errors import NameInUse, UnreachableAddress

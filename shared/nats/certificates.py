@@ -1,6 +1,6 @@
 """Certificates of NATS: an authority of the cluster's own, and the certificate of its servers.
 
-The authority vouches for nobody else, and each credential has its certificate (``shared.server.key_directory``), so
+The authority vouches for nobody else, and each credential has its certificate (``shared.nats.key_directory``), so
 nothing else has to be distributed. ``unicron keys tls`` makes both.
 """
 

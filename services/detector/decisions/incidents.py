@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from services.detector.answers import status_events
-from services.detector.answers.decision import Decision
+from services.detector.decisions import status_events
+from services.detector.decisions.decision import Decision
 from services.detector.incidents import causes, faults, observations, script_ends
 from services.detector.incidents.faults import Fault
 from services.detector.nodes import links

@@ -1,1 +1,0 @@
-"""What the detector answers to one input: events to append, and questions to ask."""
