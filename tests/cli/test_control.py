@@ -130,7 +130,8 @@ async def test_it_runs_the_services_and_starts_one_again_that_ends(nats: OpenSer
         running.process.send_signal(signal.SIGTERM)
         assert await running.ended() == 0
     said = running.lines.read_text()
-    stopped = [line.split()[2].partition("[")[0] for line in said.splitlines() if line.endswith("shared.service.frame: stopped")]
+    ends = [line for line in said.splitlines() if line.endswith("shared.service.frame: stopped")]
+    stopped = [line.split()[2].partition("[")[0] for line in ends]
     assert (sorted(stopped[:2]), stopped[2:]) == (["planner", "transition"], ["detector", "api"])
 
 
