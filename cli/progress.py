@@ -20,6 +20,11 @@ AFTER_S = 1.0
 _EVERY = 100
 """Items between two updates of a count: an update takes a microsecond or two, as long as some items."""
 
+_TRAINS = frozenset({"running", "degraded"})
+"""States in which a task does steps. In the others its last step time says nothing of when it goes on."""
+
+_UNITS_S = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
+
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[float], None]]:
@@ -93,12 +98,6 @@ def _shown(what: str, *, share: bool = False) -> Iterator[_Bar]:
         appears.cancel()
         appears.join()  # or it could appear behind the end
         progress.stop()
-
-
-_TRAINS = frozenset({"running", "degraded"})
-"""States in which a task does steps. In the others its last step time says nothing of when it goes on."""
-
-_UNITS_S = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
 
 
 def remaining_s(task: dict[str, Any]) -> float | None:

@@ -18,6 +18,12 @@ _PLANS = 3
 
 _COSTS = (*_FAILURE_PARTS, "lost_worker_s", "lost_flop", "failure_money")
 
+_FIELDS = ("class", "advice", "error", "detail", "exit", "parameter", "micro_batch", "stalled_s", "limit_s")
+"""Entries that are one value, in the order in which they are printed."""
+
+_TEXTS = {"stack": "stacks at the signal", "traceback": "traceback", "last_output": "last output"}
+"""Entries of several lines, with their headings."""
+
 
 def show(
     incident: IncidentId,
@@ -200,13 +206,6 @@ def _command(*words: str) -> str:
 
 def _seconds(value: float | None) -> str | None:
     return None if value is None else f"{value:.3f}"
-
-
-_FIELDS = ("class", "advice", "error", "detail", "exit", "parameter", "micro_batch", "stalled_s", "limit_s")
-"""Entries that are one value, in the order in which they are printed."""
-
-_TEXTS = {"stack": "stacks at the signal", "traceback": "traceback", "last_output": "last output"}
-"""Entries of several lines, with their headings."""
 
 
 def fields(evidence: Mapping[str, Any]) -> list[tuple[str, object]]:

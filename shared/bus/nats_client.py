@@ -18,6 +18,20 @@ from shared.errors import InvalidInput
 LONGEST_SLEEP_S = 3600.0
 """The longest single sleep: an event loop cannot sleep for an infinite time."""
 
+REFUSED_FIRST_PAUSE_S = 0.1
+"""Pause after the first attempt to reconnect at which the server refuses the credential. Each further pause doubles."""
+
+REFUSED_LONGEST_PAUSE_S = 2.0
+"""Longest such pause: all agents and services are refused at once, and each attempt costs the server a connection."""
+
+REFUSED_AT_START_PAUSE_S = 0.1
+"""Pause before a process that starts asks a second time. A server that reads its keys anew, since a node was added,
+refuses whoever has connected and has not yet sent a credential (nats-server 2.15, ``reloadAuthorization``). Only the
+keys decide about the second connection."""
+
+_REFUSALS = ("authorization violation", "user authentication", "account authentication")
+"""Beginnings of the server's errors for credentials that it does not accept, or not any more."""
+
 
 class _RandomNames(NUID):
     """Names of inboxes and requests that nobody guesses; in place of nats-py's, which count.
@@ -76,21 +90,6 @@ def tls_context(ca: str) -> ssl.SSLContext:
         return ssl.create_default_context(cadata=ca or None)
     except (ssl.SSLError, ValueError) as err:
         raise InvalidInput(f"the certificates for NATS cannot be used: {err}") from err
-
-
-REFUSED_FIRST_PAUSE_S = 0.1
-"""Pause after the first attempt to reconnect at which the server refuses the credential. Each further pause doubles."""
-
-REFUSED_LONGEST_PAUSE_S = 2.0
-"""Longest such pause: all agents and services are refused at once, and each attempt costs the server a connection."""
-
-REFUSED_AT_START_PAUSE_S = 0.1
-"""Pause before a process that starts asks a second time. A server that reads its keys anew, since a node was added,
-refuses whoever has connected and has not yet sent a credential (nats-server 2.15, ``reloadAuthorization``). Only the
-keys decide about the second connection."""
-
-_REFUSALS = ("authorization violation", "user authentication", "account authentication")
-"""Beginnings of the server's errors for credentials that it does not accept, or not any more."""
 
 
 def is_refusal(text: str) -> bool:

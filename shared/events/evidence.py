@@ -14,6 +14,40 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 
 from shared.events.codes import FailureCode
 
+_SAID_BY_PROCESSES = (FailureCode.PROCESS_EXITED, FailureCode.RANK_RAISED)
+"""Codes of failures of which a process has said why: in its output, or by what it raised."""
+
+_Wait = Annotated[float, Field(ge=0.0, le=86_400.0)]
+"""A wait in seconds, up to a day: no time that is computed from a log overflows."""
+
+TRACEBACK_CHARACTERS = 16 * 1024
+"""Longest traceback of an exception. Longer ones lose their beginning: the error is at the end."""
+
+DETAIL_CHARACTERS = 1000
+"""Longest error message."""
+
+LAST_OUTPUT_BYTES = 4096
+"""How much of an ended process's output is kept, from its end: room for a traceback or two."""
+
+STACK_CHARACTERS = 8 * 1024
+"""Longest stack of one rank, all its threads together: a training thread has about 20 frames of 100 characters, beside
+it are three or four threads. Longer ones lose their end, which is the outermost frames of the last thread."""
+
+STACKS_CHARACTERS = 64 * 1024
+"""All stacks in one evidence together: equal ones count once. Those of the ranks to blame come first."""
+
+REPORTED_RANKS = 256
+"""Ranks whose state, beside their stack, is in one evidence; those to blame come first."""
+
+COLLECTIVE_GROUPS = 64
+"""Process groups of one rank in one answer: a rank of Megatron's has about 20, of which most are never used."""
+
+OPERATIONS = 8
+"""Collectives of one group that have not ended, in one answer. A reduction has two or three under way."""
+
+MISSING_COLLECTIVES = 16
+"""Collectives of which the evidence says who is missing."""
+
 
 def _or_default(kind: Any, default: Callable[[], Any]) -> BeforeValidator:
     """Return a validator that replaces a value of another type by a default."""
@@ -31,14 +65,6 @@ def _or_default(kind: Any, default: Callable[[], Any]) -> BeforeValidator:
 def _texts(value: Any) -> Any:
     """Return the texts of a list, in order."""
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
-
-
-_SAID_BY_PROCESSES = (FailureCode.PROCESS_EXITED, FailureCode.RANK_RAISED)
-"""Codes of failures of which a process has said why: in its output, or by what it raised."""
-
-
-_Wait = Annotated[float, Field(ge=0.0, le=86_400.0)]
-"""A wait in seconds, up to a day: no time that is computed from a log overflows."""
 
 
 class _Part(BaseModel):
@@ -110,32 +136,3 @@ class Evidence(_Part):
     def mapping(self, **details: Any) -> dict[str, Any]:
         """Return the evidence for an event: the fields that were given, and ``details`` for the reader."""
         return {**details, **self.model_dump(mode="json", exclude_unset=True)}
-
-
-TRACEBACK_CHARACTERS = 16 * 1024
-"""Longest traceback of an exception. Longer ones lose their beginning: the error is at the end."""
-
-DETAIL_CHARACTERS = 1000
-"""Longest error message."""
-
-LAST_OUTPUT_BYTES = 4096
-"""How much of an ended process's output is kept, from its end: room for a traceback or two."""
-
-STACK_CHARACTERS = 8 * 1024
-"""Longest stack of one rank, all its threads together: a training thread has about 20 frames of 100 characters, beside
-it are three or four threads. Longer ones lose their end, which is the outermost frames of the last thread."""
-
-STACKS_CHARACTERS = 64 * 1024
-"""All stacks in one evidence together: equal ones count once. Those of the ranks to blame come first."""
-
-REPORTED_RANKS = 256
-"""Ranks whose state, beside their stack, is in one evidence; those to blame come first."""
-
-COLLECTIVE_GROUPS = 64
-"""Process groups of one rank in one answer: a rank of Megatron's has about 20, of which most are never used."""
-
-OPERATIONS = 8
-"""Collectives of one group that have not ended, in one answer. A reduction has two or three under way."""
-
-MISSING_COLLECTIVES = 16
-"""Collectives of which the evidence says who is missing."""

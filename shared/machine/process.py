@@ -18,6 +18,13 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 """The C library. Loaded at import, because nothing may be loaded between fork and exec."""
 
+_PR_SET_DUMPABLE = 4
+"""The option of ``prctl(2)`` (value from ``linux/prctl.h``)."""
+
+THRESHOLDS = (100_000, 20, 20)
+"""New objects between two collections, and collections of each generation between two of the next: those of some plans
+of 2,048 nodes, so that most are gone when they are looked at. 100,000 small objects take 10 MB."""
+
 
 def die_with_parent(signum: signal.Signals, parent_pid: int | None = None) -> bool:
     """Have the kernel send ``signum`` to this process when its parent ends; return whether the parent is alive.
@@ -42,21 +49,12 @@ def watch_parent() -> bool:
     return die_with_parent(signal.SIGTERM, int(value) if value != "1" else None)
 
 
-_PR_SET_DUMPABLE = 4
-"""The option of ``prctl(2)`` (value from ``linux/prctl.h``)."""
-
-
 def hide_memory() -> None:
     """Have the kernel refuse every other process but root's to read or trace this one; it dumps no core either.
 
     ``/proc/<pid>/environ`` shows the environment with which the process was started, whatever it has deleted since.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-
-
-THRESHOLDS = (100_000, 20, 20)
-"""New objects between two collections, and collections of each generation between two of the next: those of some plans
-of 2,048 nodes, so that most are gone when they are looked at. 100,000 small objects take 10 MB."""
 
 
 def collect_seldom() -> None:

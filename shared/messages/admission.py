@@ -26,6 +26,9 @@ REVOKED = "unicron.revoked"
 INCARNATION = r"^[0-9a-f]{32}$"
 """An agent's incarnation: a random UUID in hexadecimal. It becomes a part of subjects, so no other text may."""
 
+DEPARTURES = "unicron.departures"
+"""Subject of departures (request and reply)."""
+
 
 class Hello(Message):
     """An agent wants to join under a name.
@@ -64,10 +67,6 @@ class Revocation(Message):
 HELLO_MESSAGE: TypeAdapter[Hello] = TypeAdapter(Hello)
 ANSWER: TypeAdapter[Answer] = TypeAdapter(Answer)
 REVOCATION: TypeAdapter[Revocation] = TypeAdapter(Revocation)
-
-
-DEPARTURES = "unicron.departures"
-"""Subject of departures (request and reply)."""
 
 
 class Departure(Message):

@@ -29,6 +29,17 @@ Directories = Annotated[str, Field(pattern=r"^\s*(/[^,\x00]*(,\s*/[^,\x00]*)*)?$
 
 Seconds = Annotated[float, Field(gt=0, le=86_400 * 365)]
 
+logger = logging.getLogger(__name__)
+
+PREFIX = "UNICRON_"
+
+LIKENESS = 0.9
+"""Ratio (``difflib.SequenceMatcher``) from which a name counts as a slip. No variable that something else reads (ranks,
+tests, the command line) comes so near to a setting."""
+
+MAX_UID = 2**32 - 2
+"""Largest user id of Linux; the next one, -1 as an unsigned number, stands for "no change"."""
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -392,15 +403,6 @@ def _text(problems: list[dict[str, Any]]) -> str:
     return "; ".join(f"{p['field']}: {p['problem']} (given: {p['value']!r})" for p in problems)
 
 
-logger = logging.getLogger(__name__)
-
-PREFIX = "UNICRON_"
-
-LIKENESS = 0.9
-"""Ratio (``difflib.SequenceMatcher``) from which a name counts as a slip. No variable that something else reads (ranks,
-tests, the command line) comes so near to a setting."""
-
-
 def slips(environment: Iterable[str], settings: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield each variable that is no setting, and the setting that it is most like, where it is very much like one.
 
@@ -418,10 +420,6 @@ def warn_of_slips(settings: Iterable[str]) -> None:
     """Log each slip in the environment of this process."""
     for name, meant in slips(os.environ, settings):
         logger.warning("%s is no setting and has no effect; did you mean %s?", name, meant)
-
-
-MAX_UID = 2**32 - 2
-"""Largest user id of Linux; the next one, -1 as an unsigned number, stands for "no change"."""
 
 
 def uid_range(text: str) -> range:

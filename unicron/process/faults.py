@@ -63,6 +63,12 @@ FOREVER_S = 86_400.0
 BEGIN, REDUCTION = "0", "reduce"
 """The fault points of requests: before the first micro-batch of a step, and before its reduction."""
 
+CHUNK_BYTES = 64 << 20
+"""What an injected ``oom`` allocates at once: a control group's limit is reached within some dozens of these."""
+
+FIRST_TO_GO = "1000"
+"""``oom_score_adj`` of the process that the kernel is to end before all others (proc(5))."""
+
 
 class InjectedFault(RuntimeError):
     """The exception of an injected fault: as foreign to the library as a user's own."""
@@ -353,13 +359,6 @@ class FaultInjector:
     def fails_between_buckets(self, step: int) -> bool:
         """Return whether a fault will come in the middle of this step's reduction."""
         return any(fault.step == step and fault.at.startswith("reduce:") for fault in self._scheduled)
-
-
-CHUNK_BYTES = 64 << 20
-"""What an injected ``oom`` allocates at once: a control group's limit is reached within some dozens of these."""
-
-FIRST_TO_GO = "1000"
-"""``oom_score_adj`` of the process that the kernel is to end before all others (proc(5))."""
 
 
 def put_non_finite(chunks: Sequence[Any], name: str) -> bool:

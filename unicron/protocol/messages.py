@@ -45,6 +45,24 @@ MAX_INTEGER = 1 << 53
 UNREADABLE = object()
 """In place of a value of another type than its field's."""
 
+VERSION = 2
+"""Version of the protocol, sent in ``Hello``: one higher with every change that an older reader would misread. A new
+field has a default, and its message means the same to a reader that ignores the field."""
+
+READABLE = frozenset({2})
+"""Versions that this program reads."""
+
+MAX_LINE_BYTES = 1 << 20
+"""Longest accepted line. The largest field is a traceback, at most 16 KiB (``unicron.link.reporting``)."""
+
+REFUSED = "refused"
+"""``Raised.kind`` of an error that shows before a task trains that the task cannot run as specified: a specification or
+model that the library refuses; a missing module or file, or a syntax error, at start-up. A restart would not help."""
+
+DIFFERS = "differs"
+"""``Raised.kind`` of a process that is not what the other members of its generation are, and leaves it: its code, its
+settings, its hyperparameters (``unicron.join.identity``). Another process of the same will leave, too."""
+
 
 class ProtocolError(Exception):
     """A line that is not a message of this protocol. ``name``: of the message, where the line has one."""
@@ -237,25 +255,6 @@ class Finished(Message):
     loss: float | None = None
     ended: bool = True
     """Whether the process exits with 0 now: its script has ended, and on rank 0 the scripts of all ranks."""
-
-
-VERSION = 2
-"""Version of the protocol, sent in ``Hello``: one higher with every change that an older reader would misread. A new
-field has a default, and its message means the same to a reader that ignores the field."""
-
-READABLE = frozenset({2})
-"""Versions that this program reads."""
-
-MAX_LINE_BYTES = 1 << 20
-"""Longest accepted line. The largest field is a traceback, at most 16 KiB (``unicron.link.reporting``)."""
-
-REFUSED = "refused"
-"""``Raised.kind`` of an error that shows before a task trains that the task cannot run as specified: a specification or
-model that the library refuses; a missing module or file, or a syntax error, at start-up. A restart would not help."""
-
-DIFFERS = "differs"
-"""``Raised.kind`` of a process that is not what the other members of its generation are, and leaves it: its code, its
-settings, its hyperparameters (``unicron.join.identity``). Another process of the same will leave, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,24 @@ _PROFILES = (
 """Patterns of NVML's product names (``NVIDIA A100-SXM4-80GB``, ``Tesla V100-SXM3-32GB``, ``NVIDIA H100 PCIe``), and the
 profile of each."""
 
+CPU = "cpu"
+"""The kind of workers without a device; as the setting ``hardware``: the node uses none of the devices there are."""
+
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+"""Lists devices by index or UUID; a process sees no other. Empty: it sees none."""
+
+ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
+
+NVML_ORDER = "PCI_BUS_ID"
+"""The order in which NVML counts devices. By itself CUDA puts the fastest first: an index then means another device to
+CUDA than to NVML, where the devices differ."""
+
+NO_DEVICES: Mapping[str, str] = {VISIBLE_VARIABLE: ""}
+"""The environment of a process that is to see no device."""
+
+_ENTRY = re.compile(r"\d+|(GPU|MIG)-.+")
+"""What can be a device: an index, or the beginning of a UUID. Slurm lists ``NoDevFiles`` where a job has no device."""
+
 
 def profile_of(device: str | None) -> str:
     """Return the profile of a device by its NVML name; a device without a profile is a kind of its own name."""
@@ -189,26 +207,6 @@ def _refused(node: str, workers: Sequence[str], setting: str, visible: str | Non
     problem += f"; {allowed}UNICRON_HARDWARE=cpu for workers without devices"
     errors = [{"field": "workers_per_node", "value": len(workers), "problem": problem}]
     return NoDevice(f"node {node}: {problem}", errors)
-
-
-CPU = "cpu"
-"""The kind of workers without a device; as the setting ``hardware``: the node uses none of the devices there are."""
-
-VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
-"""Lists devices by index or UUID; a process sees no other. Empty: it sees none."""
-
-ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
-
-NVML_ORDER = "PCI_BUS_ID"
-"""The order in which NVML counts devices. By itself CUDA puts the fastest first: an index then means another device to
-CUDA than to NVML, where the devices differ."""
-
-NO_DEVICES: Mapping[str, str] = {VISIBLE_VARIABLE: ""}
-"""The environment of a process that is to see no device."""
-
-
-_ENTRY = re.compile(r"\d+|(GPU|MIG)-.+")
-"""What can be a device: an index, or the beginning of a UUID. Slurm lists ``NoDevFiles`` where a job has no device."""
 
 
 def listed(visible: str | None) -> list[str] | None:

@@ -49,6 +49,14 @@ within milliseconds, and so does the handler."""
 READ_BYTES = 16 * STACK_CHARACTERS
 """Most that is read of a file of stacks: a process with a hundred threads, of which the current one may come last."""
 
+FATAL = "Fatal Python error: "
+"""How the text of a fatal signal begins."""
+
+_CURRENT = "Current thread "
+
+_AFTER = "\nExtension modules: "
+"""What follows the threads of a fatal signal, and is long."""
+
 
 class Stacks:
     """Answers requests for the stacks of one node's ranks, one at a time.
@@ -179,14 +187,6 @@ def _records(groups: list[list[Any]]) -> list[GroupRecord] | None:
         ]
     except (ValidationError, ValueError, TypeError):
         return None
-
-
-FATAL = "Fatal Python error: "
-"""How the text of a fatal signal begins."""
-
-_CURRENT = "Current thread "
-_AFTER = "\nExtension modules: "
-"""What follows the threads of a fatal signal, and is long."""
 
 
 def of_request(text: str) -> str:

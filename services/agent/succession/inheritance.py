@@ -28,6 +28,8 @@ ENDING = b"ending"
 LINE_BYTES = 4096
 """Longest message of an agent to its supervisor: the answer to probes, of at most 256 bytes."""
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Inheritance:
@@ -125,9 +127,6 @@ def read(command_line: Sequence[str]) -> tuple[Inheritance, int]:
         os.set_inheritable(descriptor, False)
     found = Inheritance(given.supervisor, ranks, given.fork_servers, RecordFile((first, second)), reports)
     return found, given.parent
-
-
-logger = logging.getLogger(__name__)
 
 
 class CredentialSource:

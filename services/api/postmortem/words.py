@@ -82,6 +82,9 @@ PARTS = {
 SHORTEST_S = 5e-4
 """What is shorter would be shown as 0 ms."""
 
+SAME = 5e-4
+"""Relative difference below which two numbers are the same in three digits."""
+
 
 def seconds(value: float | None) -> str:
     """Return a duration in milliseconds, seconds, minutes or hours; ``-`` for None and for what is no number."""
@@ -107,10 +110,6 @@ def clock(at: datetime | None, after: datetime | None = None) -> str:
 def taken(durations_s: dict[str, float]) -> str:
     """Return durations by name as one text, without those that are too short to be shown."""
     return ", ".join(f"{name} {seconds(value)}" for name, value in durations_s.items() if value >= SHORTEST_S)
-
-
-SAME = 5e-4
-"""Relative difference below which two numbers are the same in three digits."""
 
 
 def failure_worker_s(cost: IncidentCost) -> float:

@@ -41,6 +41,10 @@ MAX_WITNESSES = 5
 MAX_OWN_PROBES = 32
 """Nodes that the detector probes itself at a time. It asks whether *its* link works, for which a few are enough."""
 
+ONE_FAULT_S = 60.0
+"""Time after the isolation of a node within which its loss belongs to the same incident: a machine that is about to
+fail loses its links first, and one that an operator restarts is lost later."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lost:
@@ -329,11 +333,6 @@ def _waits(task: MonitoredTask) -> bool:
     """Return whether a plan for the task is under way or due, or ranks have reported broken sockets."""
     broken = task.suspicion is not None and task.suspicion.generation == task.generation
     return bool(task.unanswered) or task.change is not None or broken
-
-
-ONE_FAULT_S = 60.0
-"""Time after the isolation of a node within which its loss belongs to the same incident: a machine that is about to
-fail loses its links first, and one that an operator restarts is lost later."""
 
 
 def node_lost(

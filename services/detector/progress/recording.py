@@ -40,6 +40,12 @@ _MEDIAN_NOISE = 1.2533 * 1.4826
 """Standard deviation of the median of n normal values, times the square root of n, over their median absolute deviation
 from it: sqrt(pi / 2), and the standard deviation of normal values over that deviation."""
 
+MAX_KINDS = 8
+"""Kinds of one run of failures that the log gets. Chosen: a reader learns nothing from further ones, and a reason that
+differs every time (a file's random name) must not fill the log."""
+
+_DIGITS = re.compile(r"\d+")
+
 
 def is_due(task: MonitoredTask, step: int, interval_s: float, now: datetime) -> bool:
     """Return whether progress is to be recorded: the first rate of a generation at once, then by change and time.
@@ -83,13 +89,6 @@ def is_unrecorded(task: MonitoredTask) -> bool:
     """Return whether the task has trained on since its newest summary, which a fault makes worth knowing."""
     trains = task.change is None and not task.ended and task.progressed_generation == task.generation
     return trains and task.step > task.progressed_step and task.timed >= TIMED_STEPS
-
-
-MAX_KINDS = 8
-"""Kinds of one run of failures that the log gets. Chosen: a reader learns nothing from further ones, and a reason that
-differs every time (a file's random name) must not fill the log."""
-
-_DIGITS = re.compile(r"\d+")
 
 
 def kind_of(reason: str) -> str:

@@ -64,6 +64,10 @@ ten minutes is expected all the time (1.5 times 0.7 of it), and what came once i
 REFRESH = 8
 """Values after which quantiles are computed anew."""
 
+LAYOUTS = 4
+"""Layouts of a task that are remembered: that of before a loss of workers, that of after it, and those of the survivors
+of the two. One of 1,000 ranks with five phases each takes 7 MB (tracemalloc)."""
+
 
 class RecentTimes:
     """The newest of some times in seconds, and the longest of them all as far as it is remembered.
@@ -278,11 +282,6 @@ def _tail_factor(gaps: RecentTimes) -> float:
     if gaps.median_s <= 0.0:
         return GAP_FACTOR
     return float((gaps.p99_s / gaps.median_s) ** (TAIL_EXPONENT - 1.0))
-
-
-LAYOUTS = 4
-"""Layouts of a task that are remembered: that of before a loss of workers, that of after it, and those of the survivors
-of the two. One of 1,000 ranks with five phases each takes 7 MB (tracemalloc)."""
 
 
 class ProgressHistory:

@@ -11,6 +11,13 @@ from shared.events.node_events import CheckResult
 from shared.events.union import Observation
 from shared.messages.probes import Outcome, ProbeTarget
 
+RETRY_S = 30.0
+"""Time until a node that has failed its self-test is asked again: a test is a second of load for it, and for its
+peers."""
+
+RETRY_MAX_S = 900.0
+"""Longest such time, as for links (``isolation.RETURN_MAX_S``)."""
+
 
 @dataclass(slots=True)
 class IncidentWatch:
@@ -90,14 +97,6 @@ class Isolation:
     until_returned: bool = False
     asked_at: datetime | None = None
     whole_since: dict[str, datetime] = field(default_factory=dict)
-
-
-RETRY_S = 30.0
-"""Time until a node that has failed its self-test is asked again: a test is a second of load for it, and for its
-peers."""
-
-RETRY_MAX_S = 900.0
-"""Longest such time, as for links (``isolation.RETURN_MAX_S``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,9 @@ _ANSWERS = PlanDecided, TaskStopped
 ANSWER_TYPES = tuple(str(kind.model_fields["type"].default) for kind in _ANSWERS)
 """Types of the events with which the planner answers."""
 
+_EVERY = 64
+"""Rows between two reports: a report takes microseconds, to verify as many rows milliseconds."""
+
 
 class Answer(NamedTuple):
     """An event of a type with which the planner answers. ``decider``: of a plan; None for others."""
@@ -240,10 +243,6 @@ class AnsweredRows:
         if row.record is not None and isinstance(row.record.event, _ANSWERS):
             self._unclaimed[row.record.event.event_id] = row.record
         return True
-
-
-_EVERY = 64
-"""Rows between two reports: a report takes microseconds, to verify as many rows milliseconds."""
 
 
 class WatchedSource:
