@@ -112,7 +112,7 @@ def test_a_rank_heals_while_all_disks_are_full(bed: Bed, recorded: Recorded, cor
 def test_copies_fail_while_a_memory_folder_is_full(bed: Bed, recorded: Recorded, corpus: Path, tmp_path: Path) -> None:
     """Training goes on, and the task shows why there are no copies in memory."""
     with full(bed.nodes["n1"], MEMORY), training(bed, "no-copies", corpus, tmp_path) as before:
-        shown: Record = bed.client.until("it shows", lambda: bed.client.task("no-copies")["checkpoint_failure"])
+        shown: Record = bed.client.until("it shows", lambda: bed.client.task("no-copies")["copies_lacking"])
         assert shown["reason"].startswith("no more in-memory copies in this generation: ")
         assert NO_ROOM in shown["reason"]
         assert shown["worker"] == "n1/0"
