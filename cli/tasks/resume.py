@@ -11,7 +11,8 @@ from cli.output import print_json
 def resume(task: TaskName, server: Server = None, output: Output = Format.TEXT) -> None:
     """Have a task that was stopped or has failed go on from its checkpoint.
 
-    Its last specification is submitted again, with the changes that were made while it ran. A task that waits after
+    Its last specification is submitted again, with the changes that were made while it ran. Newer copies that its nodes
+    still have in memory count before the checkpoint, and where there is none. A task that waits after
     failures is tried again at once.
     """
     from cli.client import Client
@@ -21,4 +22,5 @@ def resume(task: TaskName, server: Server = None, output: Output = Format.TEXT) 
     if output is Format.JSON:
         print_json(answer)
     else:
-        print(f"{answer['name']}: {answer['state']}, goes on from step {answer['step']}")
+        or_newer = ", or from a newer copy in memory" if answer["copies_kept"] else ""
+        print(f"{answer['name']}: {answer['state']}, goes on from step {answer['step']}{or_newer}")

@@ -428,6 +428,7 @@ def configure_message(command: ConfigureTask, rank: int, directory: str) -> mess
         complete=stage.complete,
         directory=directory,
         fault_step=command.fault_step,
+        resumes=command.resumes,
         shares=stage.shares,
         identity=command.identity,
     )

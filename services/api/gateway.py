@@ -124,7 +124,7 @@ class Gateway:
         )
 
     async def submit(
-        self, spec: TaskSpec, actor: Actor, *, key: str = "", now: datetime | None = None
+        self, spec: TaskSpec, actor: Actor, *, key: str = "", resumes: bool = False, now: datetime | None = None
     ) -> tuple[TaskView, bool]:
         """Log a submission; return the task, and whether this call submitted it.
 
@@ -132,6 +132,7 @@ class Gateway:
             spec: what to run; relative paths are taken from the server's working directory.
             actor: who submits it, and owns the task.
             key: idempotency key; a further call with the same key returns the task of the first one.
+            resumes: whether the earlier task of the name is to go on.
             now: the time of the event; None: the present.
 
         Raises:
@@ -167,6 +168,7 @@ class Gateway:
                 spec=logged,
                 checkpoint=checkpoint,
                 step=step,
+                resumes=resumes,
                 actor=actor.name,
             )
             version = known.version if known is not None else 0

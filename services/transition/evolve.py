@@ -166,7 +166,7 @@ def _moved_step(state: State, event: StateMoved) -> State:
 
 def _submitted(state: State, event: TaskSubmitted) -> State:
     known = replace(state.task(event.task), ended=False, unfinished=False, may_lose=False, identity={})
-    task = replace(known, spec=event.spec, step=event.step)
+    task = replace(known, spec=event.spec, step=event.step, resumes=event.resumes)
     if task.part is None or not task.part.active:
         # A task that reuses the name of an ended one starts without processes.
         task = replace(task, occupied=frozenset(), leaving=frozenset())

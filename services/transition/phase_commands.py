@@ -149,6 +149,7 @@ def _configure(state: State, part: Part, phase: Phase) -> list[Send]:
             store_host=store.host,
             store_port=store.port,
             fault_step=task.step,
+            resumes=task.resumes,
             # Live members know it themselves.
             identity=dict(task.identity) if all(member.source != "live" for member in stage.members) else {},
         )

@@ -259,6 +259,7 @@ class Task:
     Attributes:
         spec: its specification; None: the log has none.
         step: the newest known step.
+        resumes: whether it was asked to go on when it was last submitted.
         generation: the newest known generation.
         ended: whether it has ended, or was paused, since it was submitted: its processes exit by themselves.
         paused: whether the newest of these ends was a pause, so that the task may go on.
@@ -272,6 +273,7 @@ class Task:
 
     spec: TaskSpec | None = None
     step: int = 0
+    resumes: bool = False
     generation: int = 0
     ended: bool = False
     paused: bool = False

@@ -85,6 +85,8 @@ class ClusterConfigured(ClusterEvent):
 class TaskSubmitted(TaskEvent):
     """A task was accepted. ``checkpoint``, ``step``: the published checkpoint that the task resumes from, if any.
 
+    ``resumes``: whether it was asked to go on, and not submitted by its specification. Then it also goes on from copies
+    in memory where there is no checkpoint.
     ``actor``: who submitted it, ``uid/<uid>`` or ``token/<name>``; empty: before actors were recorded.
     """
 
@@ -93,6 +95,7 @@ class TaskSubmitted(TaskEvent):
     spec: TaskSpec
     checkpoint: str = ""
     step: int = 0
+    resumes: bool = False
     actor: str = ""
 
 

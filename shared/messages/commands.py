@@ -95,8 +95,9 @@ class OpenStore(CommandBase):
 class ConfigureTask(CommandBase):
     """Have the node's members join the stage; reply when each has resumed (details in the result).
 
-    ``fault_step``: the newest step known for the task, in updates applied. ``identity``: what the log has recorded of
-    the task (``task.identified``), where no member is live; else empty.
+    ``fault_step``: the newest step known for the task, in updates applied. ``resumes``: whether the task was asked to
+    go on, so that copies of the task that has ended are its own. ``identity``: what the log has recorded of the task
+    (``task.identified``), where no member is live; else empty.
     """
 
     kind: Literal["configure"] = "configure"
@@ -104,6 +105,7 @@ class ConfigureTask(CommandBase):
     store_host: Host
     store_port: Integer
     fault_step: Integer = 0
+    resumes: bool = False
     identity: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")

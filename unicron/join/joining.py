@@ -310,8 +310,9 @@ class Joiner:
             )
             if agreed is not None:
                 return agreed
-        if all(source == "initial" for _, _, source in configure.members) and not configure.fault_step:
-            self._snapshots.delete_all()  # the task begins: these are of an earlier task of the same name
+        begins = all(source == "initial" for _, _, source in configure.members) and not configure.fault_step
+        if begins and not configure.resumes:
+            self._snapshots.delete_all()  # these are of an earlier task of the same name
             return None
         return self._snapshots.agree(rank_state, configure.generation, at_least, live)
 

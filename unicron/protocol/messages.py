@@ -436,6 +436,8 @@ class Configure(Message):
     """Where this generation writes."""
     fault_step: int = 0
     """The newest step known before a fault, to count recomputed updates; 0: there was no fault."""
+    resumes: bool = False
+    """Whether the task was asked to go on, so that snapshots of the one that has ended are its own."""
     shares: list[int] = field(default_factory=list)
     """How many micro-batches of a step each data-parallel replica computes; empty: equally many, up to one."""
     identity: dict[str, str] = field(default_factory=dict)

@@ -137,7 +137,7 @@ async def resume(api: Gateway, name: str, who: Actor) -> TaskView:
         why = "it has done all its steps" if task.state is TaskState.SUCCEEDED else "it has not ended"
         text = f"task {name!r} {IS[task.state]}: {why}; what was stopped, has failed or waits after failures can be"
         raise Conflict(f"{text} resumed", state=task.state.value)
-    view, _ = await api.submit(task.spec, who)
+    view, _ = await api.submit(task.spec, who, resumes=True)
     return view
 
 
