@@ -6,25 +6,20 @@ import json
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
 from cli.options import log_url
 from cli.progress import number_bar
-from cli.records.what_if import print_comparison, read_inputs
-from cli.records.what_if_history import are_changes, history, print_history
+from cli.records.what_if import history, print_history
 from services.planner.replay.replay import Place, Replayer, Report
-from services.planner.replay.what_if import Comparison
 from shared.archive.signed_heads import anchors_of, read_heads, read_key
 from shared.errors import Corrupt, InvalidInput, NewerVersion
 from shared.log.anchors import Anchor, Defect, parse_anchor
 from shared.log.segments import is_segment, segments_in
 from shared.settings.model import read_settings
 from simulator.policies import SOLVES
-
-if TYPE_CHECKING:
-    from simulator.what_if.simulation import HistoryComparison
 
 T = TypeVar("T")
 
@@ -67,14 +62,13 @@ def replay(
     what_if: Annotated[
         str | None,
         typer.Option(
-            metavar="KEY=VALUE,...|FILE",
-            help="KEY=VALUE,...: simulate the whole history with other policies, spares, times, weights or prices, and "
-            "compare (docs/evaluation.md): policy, spares, node_timeout_s, weight.TASK and more. FILE: decide each "
-            "recorded plan again, one by one, with other weights, limits, settings or prices: YAML (docs/log.md).",
+            metavar="KEY=VALUE,...",
+            help="Simulate the whole history with other policies, spares, times, weights, limits, settings or prices, "
+            "and compare (docs/evaluation.md): policy, spares, node_timeout_s, weight.TASK and more.",
         ),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, max=1000, help="With --what-if KEY=VALUE: pairs of simulations to take the mean of.")
+        int, typer.Option(min=1, max=1000, help="With --what-if: pairs of simulations to take the mean of.")
     ] = 1,
     output: Annotated[Output, typer.Option("--output", "-o", help="text or json")] = Output.TEXT,
 ) -> None:
@@ -86,7 +80,7 @@ def replay(
     if what_if is not None and (verify_plans or at is not None):
         raise InvalidInput("--what-if: not with --verify or --at")
     if what_if is not None and not what_if.strip():
-        problem = "must be KEY=VALUE,... or a file"
+        problem = "must be KEY=VALUE,..."
         raise InvalidInput(f"--what-if: {what_if!r} {problem}", [_wrong(what_if, problem)])
     if what_if is not None:
         _what_if(what_if, _replayer(log or [], run_dir), _name(log or []), seeds, output)
@@ -122,17 +116,10 @@ def _signed(heads: Path | None) -> tuple[list[Anchor], list[Defect]]:
 
 
 def _what_if(asked: str, replayer: Replayer, name: str, seeds: int, output: Output) -> None:
-    """Answer a what-if: of the whole history with changes, or of each decision with a file of inputs."""
-    found: HistoryComparison | Comparison
-    if are_changes(asked):
-        found = history(asked, replayer, name, seeds)
-    else:
-        inputs = read_inputs(Path(asked))
-        found = _watched(replayer, lambda log: log.what_if(inputs, SOLVES))
+    """Answer a what-if: the whole history of a log, simulated with changes."""
+    found = history(asked, replayer, name, seeds)
     if output is Output.JSON:
         typer.echo(found.model_dump_json())
-    elif isinstance(found, Comparison):
-        print_comparison(found)
     else:
         print_history(found)
 

@@ -1,98 +1,136 @@
-"""What ``unicron replay --what-if`` prints."""
+"""What ``unicron replay --what-if KEY=VALUE,...`` prints: a whole history, measured, simulated, and simulated anew."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.output import distinct_beginnings, print_table
-from shared.errors import InvalidInput
+from cli.output import number, print_table
 
 if TYPE_CHECKING:
-    from services.planner.replay.what_if import Comparison, PlanDifference
-    from services.planner.replay.what_if_inputs import Inputs
+    from services.planner.replay.replay import Replayer
+    from simulator.what_if.notes import Parameter
+    from simulator.what_if.simulation import HistoryComparison
 
-_MOST_ROWS = 100
-"""Plans in the table: a few screens. ``-o json`` has all of them."""
+_WIDTH = 80
+"""Characters of a line: the text is for terminals, mails and documents alike."""
 
 
-def read_inputs(file: Path) -> Inputs:
-    """Return the changed inputs in a file.
+def history(asked: str, replayer: Replayer, name: str, seeds: int) -> HistoryComparison:
+    """Simulate the history of a log with changes; return the comparison.
 
     Raises:
-        InvalidInput: it cannot be read, or is wrong.
+        InvalidInput: the changes are wrong, or the log cannot be simulated.
+        Archived, Corrupt: of the log.
     """
-    from services.planner.replay.what_if_inputs import parse_inputs
+    from cli.progress import progress_bar
+    from simulator.what_if.changes import parse_changes
+    from simulator.what_if.simulation import compare_histories
 
-    try:
-        return parse_inputs(file.read_text(encoding="utf-8"))
-    except OSError as err:
-        raise InvalidInput(f"what-if: cannot read {file}: {err.strerror or err}") from err
-    except UnicodeDecodeError as err:
-        raise InvalidInput(f"what-if: {file} is not UTF-8 text: {err}") from err
+    changes = parse_changes(asked)
+    with progress_bar(f"{2 * seeds} runs") as progress:
+        return compare_histories(replayer, name, changes, seeds, progress)
 
 
-def print_comparison(found: Comparison) -> None:
-    """Print a comparison as tables, measurements and model apart."""
-    print(f"{found.plans} plans, in place of {found.differing} of them another one is decided")
-    if found.differing:
-        compared = f"{found.differing_s:.1f} of {found.seconds:.1f} s"
-        print(f"compared: {compared}, each of those plans until one gives a task another number of")
-        print("workers; --what-if KEY=VALUE simulates the whole history")
-    print()
-    shown = found.differences[:_MOST_ROWS]
-    if shown:
-        columns = ("POSITION", "PLAN", "TRIGGER", "SECONDS", "WAF", "WHAT IF", "WORKERS")
-        plans = distinct_beginnings([difference.plan for difference in shown])
-        print_table(columns, [_row(one, plan) for one, plan in zip(shown, plans, strict=True)])
-        print("WAF: FLOP/s with the recorded workers; WHAT IF: with the others")
-        if len(shown) < found.differing:
-            print(f"and {found.differing - len(shown)} more: -o json has all")
-        print()
-    rows = [(f"worker-s of {task.task}", task.recorded_worker_s, task.what_if_worker_s) for task in found.tasks]
-    rows += [
-        ("worker-s", found.measured.worker_s, found.model.worker_s),
-        (found.currency or "money", found.measured.money, found.model.money),
-    ]
-    print_table(
-        ("", "MEASURED", "MODEL", "DIFFERENCE"),
-        [(what, there, here, f"{here - there:+.6g}") for what, there, here in rows],
+def print_history(found: HistoryComparison) -> None:
+    """Print a comparison of histories; the measured column apart from the modelled ones."""
+    asked = ",".join(f"{key}={value}" for key, value in found.changes.items())
+    print(
+        _wrapped(f"{found.log}, {found.seconds:.0f} s from {found.started_at:%Y-%m-%d %H:%M:%S} UTC; what if {asked}")
     )
-    print(f"\nweighted FLOP, what if less recorded, by the model: {found.model.waf_flop:+.6g}")
-    for line in _notes(found):
+    happened = ", ".join(f"{count} {kind}" for kind, count in found.occurrences.items()) or "nothing"
+    print(_wrapped(f"what happened: {happened}"))
+    print(_wrapped(f"policy: {found.measured.policy}; what if: {found.what_if.policy}") + "\n")
+    columns = ("MEASURED", "MODEL", "WHAT IF", "DIFFERENCE", "OF MEASURED")
+    print_table(("WORKER-S", *columns), list(_times(found)))
+    print()
+    print_table(("", *columns), list(_values(found)))
+    print()
+    print_table(("MEASURED", "MODEL", "WHAT IF", "DIFFERENCE", "SECONDS TO THE END OF"), list(_ends(found)))
+    print()
+    for line in _legend(found):
         print(line)
 
 
-def _row(difference: PlanDifference, plan: str) -> tuple[object, ...]:
-    return (
-        difference.position,
-        plan,
-        difference.trigger.value,
-        f"{difference.seconds:.3f}",
-        difference.recorded_waf_flop_per_s,
-        difference.what_if_waf_flop_per_s,
-        "\n".join(_workers(difference)),
+def _times(found: HistoryComparison) -> Iterator[tuple[object, ...]]:
+    """Yield a row for each kind of time, and for the sums."""
+    one, two, three, less = found.measured, found.model, found.what_if, found.difference
+    whole = one.allocated_worker_s
+    for kind in one.worker_s:
+        values = (one.worker_s[kind], two.worker_s[kind], three.worker_s[kind])
+        yield _row(kind.replace("_", " "), values, less.worker_s[kind], whole)
+    for name, what in (("failure_worker_s", "of failures"), ("allocated_worker_s", "allocated")):
+        yield _row(what, (getattr(one, name), getattr(two, name), getattr(three, name)), getattr(less, name), whole)
+
+
+def _values(found: HistoryComparison) -> Iterator[tuple[object, ...]]:
+    """Yield a row for the work done, and for each sum of money."""
+    one, two, three, less = found.measured, found.model, found.what_if, found.difference
+    currency = found.currency or "money"
+    for name, what, whole in (
+        ("accumulated_waf_flop", "accumulated WAF, FLOP", one.accumulated_waf_flop),
+        ("failure_money", f"{currency} of failures", one.money),
+        ("money", f"{currency} allocated", one.money),
+    ):
+        yield _row(what, (getattr(one, name), getattr(two, name), getattr(three, name)), getattr(less, name), whole)
+
+
+def _ends(found: HistoryComparison) -> Iterator[tuple[object, ...]]:
+    """Yield when each task ends; of one that goes on nothing."""
+    for task in found.measured.tasks:
+        ends = [totals.tasks[task].ended_s for totals in (found.measured, found.model, found.what_if)]
+        _, model_s, what_if_s = ends
+        later = None if model_s is None or what_if_s is None else _signed(what_if_s - model_s)
+        yield (*("goes on" if end is None else end for end in ends), later, task)
+
+
+def _row(what: str, values: tuple[float, float, float], difference: float, whole: float) -> tuple[object, ...]:
+    """Return a row. ``whole``: the measured amount by which the difference is scaled."""
+    return (what, *values, _signed(difference), f"{100 * difference / whole:+.2f}%" if whole else None)
+
+
+def _signed(value: float) -> str:
+    return f"{'-' if value < 0 else '+'}{number(abs(value))}"
+
+
+def _legend(found: HistoryComparison) -> Iterator[str]:
+    """Yield what the columns are, what they rest on, and what they leave out."""
+    yield _wrapped(
+        "MEASURED: the ledger of the log. MODEL: the same history simulated, as it was configured. WHAT IF: simulated "
+        "with the changes. DIFFERENCE: WHAT IF less MODEL, so both are modelled; OF MEASURED: that, of the measured "
+        "allocated time, WAF or money."
     )
-
-
-def _workers(difference: PlanDifference) -> Iterator[str]:
-    """Yield a line for each task: its number of workers as recorded, and the other one."""
-    for task in sorted(difference.recorded.keys() | difference.what_if.keys()):
-        there, here = difference.recorded.get(task, 0), difference.what_if.get(task, 0)
-        yield f"{task} {there}" if there == here else f"{task} {there} -> {here}"
-    if not difference.workers:
-        yield "other workers, or used otherwise"
-
-
-def _notes(found: Comparison) -> Iterator[str]:
-    yield "measured: from the log. model, WAF and FLOP: not measured; assumed:"
-    for assumption in found.assumptions:
-        yield f"- {assumption}"
-    if found.decided_anew:
-        yield (
-            f"{found.decided_anew} plans are of another decider: compared with what this program decides of the "
-            "recorded inputs"
+    if found.seeds > 1:
+        low, high = found.intervals["accumulated_waf_flop"]
+        yield _wrapped(
+            f"MODEL and WHAT IF: means of {found.seeds} seeds; 95% interval of the difference in accumulated WAF "
+            f"{_signed(low)} to {_signed(high)} FLOP"
         )
-    if found.skipped:
-        yield f"{found.skipped} events have parts of a newer version of Unicron, which were skipped"
+    waf = found.measured.accumulated_waf_flop
+    off = sum(abs(seconds) for seconds in found.model_error.worker_s.values()) / 2
+    allocated = found.measured.allocated_worker_s
+    yield _wrapped(
+        "the model's own error, MODEL less MEASURED: accumulated WAF "
+        + (f"{100 * found.model_error.accumulated_waf_flop / waf:+.2f}%" if waf else "-")
+        + (f"; {100 * off / allocated:.2f}% of the allocated time is of another kind" if allocated else "")
+    )
+    for origin, said in (
+        ("log", "from the log (medians; samples)"),
+        ("change", "from the changes"),
+        ("default", "default, without an example in the log"),
+    ):
+        named = ", ".join(_parameter(each) for each in found.parameters if each.origin == origin)
+        if named:
+            yield _wrapped(f"{said}: {named}")
+    for line in (*found.notes, *(f"assumed: {each}" for each in found.assumptions)):
+        yield _wrapped(f"- {line}", indent="  ")
+
+
+def _parameter(each: Parameter) -> str:
+    samples = f" ({each.samples})" if each.samples else ""
+    return f"{each.name} {number(each.value)}{samples}"
+
+
+def _wrapped(line: str, indent: str = "") -> str:
+    return textwrap.fill(line, _WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)

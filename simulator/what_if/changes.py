@@ -2,9 +2,8 @@
 
     policy=oobleck,spares=1,node_timeout_s=10,weight.gpt=2,price_per_worker_hour=3
 
-``policy``, ``spares``, ``node_timeout_s`` and ``checkpoint_every_s`` are the simulator's. ``weight.TASK``,
-``min_workers.TASK``, ``max_workers.TASK`` and the settings have the names and limits of the file with which each plan
-is decided again (``services.planner.replay.what_if_inputs``).
+``policy``, ``spares``, ``node_timeout_s`` and ``checkpoint_every_s`` are the simulator's; ``weight.TASK``,
+``min_workers.TASK``, ``max_workers.TASK`` and the settings are inputs of decisions (``changed_inputs``).
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from services.planner.replay.what_if_inputs import Inputs, SettingsInput, TaskInput, WorkersInput
 from shared.errors import InvalidInput
 from simulator.cluster_files import ClusterFile
 from simulator.policies import POLICIES
 from simulator.policy import Policy
 from simulator.run.measured_times import CHECKPOINT, ChangedTiming
+from simulator.what_if.changed_inputs import Inputs, SettingsInput, TaskInput, WorkersInput
 from simulator.workload_inputs import with_cluster
 from simulator.workloads.generators import MAX_NODES
 from simulator.workloads.workload import PARAMETERS, Workload

@@ -54,7 +54,7 @@ LOCAL = {
     "simulate": ("simulate", "--trace", "small.csv", "--jobs", "1"),
     "replay": ("replay", "log.db"),
     "replay-verify": ("replay", "log.db", "--verify"),
-    "replay-what-if": ("replay", "log.db", "--what-if", "what-if.yaml"),
+    "replay-what-if": ("replay", "log.db", "--what-if", "max_workers.demo-gpt-large=2"),
     "plan-solve": ("plan", "solve", "problem.json"),
     "plan-throughput": (
         "plan", "throughput", *itertools.chain(*((f"--{name}", str(value)) for name, value in HEAVY.items())),
@@ -168,7 +168,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         tokens.add(Settings(run_dir=tmp_path / "run").token_file, name, scope, START)
     (tmp_path / "small.csv").write_text(TRACE)
     (tmp_path / "problem.json").write_bytes(problem(task(), task("b", faulted=True, current=16, weight=2.0)))
-    (tmp_path / "what-if.yaml").write_text("tasks: {demo-gpt-large: {workers: {max: 2}}}\n")
     restore(read_rows(LOG), tmp_path / "log.db")
     return tmp_path
 

@@ -97,11 +97,3 @@ def test_what_is_neither_a_file_nor_changes_is_refused(tmp_path: Path, monkeypat
     assert "did you mean spares?" in problem["detail"]
     outcome = unicron("replay", log, "--what-if", "spares=1", "--verify")
     assert (outcome.code, outcome.out) == (2, "")
-
-
-def test_a_file_asks_of_each_plan_alone_also_with_an_equals_sign_in_its_name(tmp_path: Path) -> None:
-    file = tmp_path / "a=b.yaml"
-    file.write_text("tasks: {demo-gpt-large: {weight: 4}}\n")
-    outcome = unicron("replay", str(ROOT / LOG), "--what-if", str(file), "-o", "json")
-    assert (outcome.code, outcome.err) == (0, "")
-    assert {"plans", "differing", "measured"} <= json.loads(outcome.out).keys()

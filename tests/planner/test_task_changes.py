@@ -7,8 +7,6 @@ from pydantic import ValidationError
 
 from services.planner.decide import DECIDER
 from services.planner.replay.replay import Replayer, verify_records
-from services.planner.replay.what_if_inputs import parse_inputs
-from shared.errors import InvalidInput
 from shared.events.plans import Response, Trigger
 from shared.events.union import TaskChanged
 from tests.planner.kit import START, World, change_of
@@ -129,18 +127,6 @@ def test_a_task_that_waits_gets_workers_when_it_needs_fewer() -> None:
     world.complete(world.change("a", min_workers=2))
     assert len(world.task("a").members) == 2
     verified(world)
-
-
-def test_what_is_asked_in_a_what_if_holds_after_a_change_too() -> None:
-    inputs = parse_inputs("tasks: {a: {weight: 9, workers: {max: 3}}}")
-    event = TaskChanged(event_id="x", occurred_at=START, task="a", weight=2.0, min_workers=2, max_workers=8)
-    asked = inputs.event(event)
-    assert isinstance(asked, TaskChanged)
-    assert (asked.weight, asked.min_workers, asked.max_workers) == (9.0, 2, 3)
-    other = event.model_copy(update={"task": "b"})
-    assert inputs.event(other) == other
-    with pytest.raises(InvalidInput, match=r"tasks\.a: min_workers: 4 must not exceed max_workers, 3"):
-        inputs.event(event.model_copy(update={"min_workers": 4}))
 
 
 def test_a_change_that_no_specification_may_have_is_no_event() -> None:

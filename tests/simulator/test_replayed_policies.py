@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 from cli.main import app
 from services.planner.replay.log_fold import Fold
 from services.planner.replay.replay import Replayer
-from services.planner.replay.what_if_inputs import Inputs
 from shared.errors import UnknownPolicy
 from shared.events.plans import Problem, Solution
 from shared.events.union import ClusterConfigured, PlanDecided
@@ -88,13 +87,6 @@ def test_a_fold_refuses_to_decide_for_a_policy_that_it_does_not_know(tmp_path: P
         last = record
     with pytest.raises(UnknownPolicy, match=r"policy: 'varuna' of the log is not known here"):
         fold.decide(last)
-
-
-def test_what_if_decides_as_the_policy_did(tmp_path: Path) -> None:
-    replayer = Replayer.of_file(written("megatron", tmp_path))
-    assert replayer.what_if(Inputs(), SOLVES).differing == 0
-    with pytest.raises(UnknownPolicy):
-        replayer.what_if(Inputs())
 
 
 def test_command(tmp_path: Path) -> None:

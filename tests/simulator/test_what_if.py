@@ -15,7 +15,10 @@ import yaml
 from cli.main import main
 from services.planner.replay.replay import Replayer
 from shared.errors import InvalidInput
-from simulator.what_if.changes import KEYS, parse_changes
+from shared.events.union import ClusterConfigured
+from shared.settings.model import Settings
+from simulator.what_if.changed_inputs import SettingsInput
+from simulator.what_if.changes import KEYS, SETTINGS, parse_changes
 from simulator.what_if.simulation import HistoryComparison, compare_histories
 from simulator.workloads.workload import PARAMETERS
 from tests.logs.kit import Row, golden_log, read_rows, restore
@@ -261,3 +264,11 @@ def test_an_unknown_key_names_all_keys() -> None:
 def test_changes_that_the_log_does_not_bear(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=message):
         asked("demo", text, tmp_path)
+
+
+def test_every_setting_that_decisions_use_can_be_changed() -> None:
+    """But ``prices`` of several kinds of workers: a log with several kinds is not simulated."""
+    others = {"event_id", "occurred_at", "schema_version", "type", "currency", "policy", "prices"}
+    assert set(SettingsInput.model_fields) == set(SETTINGS) == set(ClusterConfigured.model_fields) - others
+    for name, field in SettingsInput.model_fields.items():
+        assert field.metadata == Settings.model_fields[name].metadata

@@ -1,1 +1,1 @@
-"""Replay: a log decided again, verified, and asked what if."""
+"""Replay: a log decided again, and verified."""

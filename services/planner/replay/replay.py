@@ -33,8 +33,6 @@ from services.planner.replay.segments import SegmentsSource
 from services.planner.replay.sources import AnsweredRows, LogSource, RecordsSource, Source, WatchedSource
 from services.planner.replay.verification import Mismatch as Mismatch
 from services.planner.replay.verification import Report as Report
-from services.planner.replay.what_if import Comparison, compare
-from services.planner.replay.what_if_inputs import Inputs
 from services.planner.state.cluster import State
 from shared.errors import Archived, NotFound
 from shared.events.union import Recorded
@@ -155,21 +153,6 @@ class Replayer:
                 that is not among them is a mismatch.
         """
         return verification_jobs.verify(self._source, self._decider, anchors, defects, jobs, policies)
-
-    def what_if(self, inputs: Inputs, policies: Policies = NO_POLICIES) -> Comparison:
-        """Decide each cause that recorded a plan again with changed inputs, and compare; see ``what_if``.
-
-        Args:
-            inputs: what is changed.
-            policies: as of ``verify``.
-
-        Raises:
-            UnknownPolicy: a policy decided that is not among ``policies``.
-            InvalidInput: a task is named that the log does not have, or is impossible with the changed inputs.
-            Corrupt: the database is damaged.
-        """
-        self._require_whole()
-        return compare(self._source, inputs, policies)
 
     def state_at(self, position: int | None = None) -> State:
         """Return the planner's state after the record at ``position`` (None: the last) and its recorded answer.
