@@ -23,6 +23,7 @@
 #   make requirements          writes deploy/requirements-*.txt, the versions of the control image with hashes
 #   make fuzz                  ten minutes of malformed requests and messages to all services and an agent
 #   make openapi               writes docs/openapi.json, the description of the REST API
+#   make bus-page              writes docs/bus.md, the list of messages on the bus
 #   make clean                 removes what runs and tools left, and .venv
 
 SHELL := /bin/bash
@@ -39,7 +40,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-nightly test-cores test-ranks test-e2e mutants test-cluster test-containers test-page screenshots test-slurm test-torch test-parity test-gpu test-no-false-alarm test-warm-up fuzz check audit notices requirements openapi format clean
+.PHONY: install demo test test-nightly test-cores test-ranks test-e2e mutants test-cluster test-containers test-page screenshots test-slurm test-torch test-parity test-gpu test-no-false-alarm test-warm-up fuzz check audit notices requirements openapi bus-page format clean
 
 install: $(STAMP)
 
@@ -181,6 +182,10 @@ openapi: install
 	$(BIN)/python -c 'from services.api import main, openapi; print(openapi.text(main.application()), end="")' \
 		> docs/openapi.json.partial
 	mv docs/openapi.json.partial docs/openapi.json
+
+bus-page: install
+	$(BIN)/python -m shared.messages.endpoints > docs/bus.md.partial
+	mv docs/bus.md.partial docs/bus.md
 
 format: install
 	$(BIN)/ruff check --fix .

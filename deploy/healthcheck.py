@@ -19,7 +19,7 @@ from shared.bus.credentials import Credential
 from shared.bus.identities import inbox_prefix
 from shared.bus.nats_client import tls_context
 from shared.errors import UnicronError
-from shared.service.frame import AGENT
+from shared.messages.health import AGENT
 from shared.service.joining import credential_of, joined
 from shared.settings.model import read_settings
 

@@ -23,6 +23,7 @@
         TooManyRequests     one client asks for more than its due   429, exit 5
         TimeLimit           a request takes longer than is allowed  503, exit 5
         NoReceiver          nobody listens for a request            503, exit 5
+        InvalidReply        a reply that is not readable here       503, exit 5
         AccessDenied        the database or the bus refuses         503, exit 5
         TimedOut            waited in vain for a condition          503, exit 8
         AnswerLost          a request is out, and no answer came    503, exit 5
@@ -213,6 +214,10 @@ class TimeLimit(Unavailable):
 
 class NoReceiver(Unavailable):
     """Nobody has subscribed to the subject of a request: whoever did has ended, or is cut off from the bus."""
+
+
+class InvalidReply(Unavailable):
+    """The reply to a request came, and this program cannot read it."""
 
 
 class AccessDenied(Unavailable):

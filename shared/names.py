@@ -37,7 +37,7 @@ Label = Annotated[str, Field(max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Host = Annotated[str, Field(max_length=255, pattern=r"^[^\x00-\x20\x7f/]*$")]
 """A host name or an IP address; 255 bytes are the longest name of DNS (RFC 1035). Empty: none."""
 
-Endpoint = Annotated[str, Field(max_length=263, pattern=r"^[^\x00-\x20\x7f/]*$")]
+SocketAddress = Annotated[str, Field(max_length=263, pattern=r"^[^\x00-\x20\x7f/]*$")]
 """``host:port``, with an IPv6 address in brackets. Empty: none."""
 
 FilePath = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]

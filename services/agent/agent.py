@@ -15,7 +15,6 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
-from services.agent import commands
 from services.agent.background import Background, every
 from services.agent.cluster.departure import Leaving
 from services.agent.cluster.heartbeats import Heartbeats
@@ -47,7 +46,6 @@ from services.agent.ranks.stores import ID_PREFIX, Stores
 from services.agent.succession import findings
 from services.agent.succession.inheritance import Inheritance
 from shared.bus.connection import Bus
-from shared.bus.dropped import DroppedMessages
 from shared.clock import PROCESS_CLOCK
 from shared.service.changes import Changes
 from shared.service.log_lines import ids
@@ -66,12 +64,11 @@ class Agent:
 
     Args:
         settings: ``node``, ``workers_per_node``, ``run_dir``, intervals.
-        bus: connected; its owner closes it.
+        bus: connected; its owner closes it. The agent reports the counters of its ``dropped`` with its heartbeats.
         address: the node's address.
         found: the node's workers and their devices.
         incarnation: of this agent, new for every start.
         inherited: what the agents of one supervisor share.
-        counters: numbers by name that the agent reports with its health and its heartbeats.
     """
 
     def __init__(
@@ -82,11 +79,9 @@ class Agent:
         found: NodeHardware,
         incarnation: str,
         inherited: Inheritance,
-        *,
-        counters: dict[str, int] | None = None,
     ) -> None:
         self._settings, self._bus, self._address, self._inherited = settings, bus, address, inherited
-        self._dropped = DroppedMessages(counters if counters is not None else {})
+        counters = bus.dropped.counters
         self.incarnation = incarnation
         self._clock = PROCESS_CLOCK
         self._left = left = inherited.record.read() or NodeRecord()
@@ -99,21 +94,19 @@ class Agent:
             at_s=self._clock.seconds(),
         )
         self._changes = Changes()
-        self._signals = SignalQueue(bus, self._dropped)
+        self._signals = SignalQueue(bus)
         self._signals.put([signal.model_copy(update={"incarnation": incarnation}) for signal in left.signals])
         self.devices = DeviceWatch(settings.node, incarnation, found, self._signals.put, self._clock)
         self._leaving = Leaving(bus, self._signals, settings.node, incarnation)
         self._heartbeats = Heartbeats(
-            bus, self.node, address, settings, os.getpid(), self._clock, self._dropped.counters, inherited.supervisor
+            bus, self.node, address, settings, os.getpid(), self._clock, counters, inherited.supervisor
         )
         self._heartbeats.of_devices(found.kind, self.devices)
-        self.metrics = AgentMetrics(
-            self.node, self._heartbeats, self._signals, self._clock, self._dropped.counters, self.devices
-        )
-        self._commands = Commands(self.node, self._changes, self, self._note_state, self._dropped, left.replies)
+        self.metrics = AgentMetrics(self.node, self._heartbeats, self._signals, self._clock, counters, self.devices)
+        self._commands = Commands(self.node, self._changes, self, self._note_state, left.replies)
         self._users = users = RankUsers(settings.rank_uids)
         self._files = TaskFiles(settings.run_dir, settings.node, users)
-        self._output_limits = OutputLimits(settings, self._dropped.counters)
+        self._output_limits = OutputLimits(settings, counters)
         self._oom_kills = OomKills(self._clock, own_counter())
         self._snapshots = SnapshotFolders(node_folder(settings.memory_dir, settings.run_dir, settings.node), users)
         self._heartbeats.copies = lambda: self._snapshots.kept
@@ -121,25 +114,25 @@ class Agent:
         self._environment = RankEnvironment(
             settings, address, found, inherited.ranks_name, self._files, self._snapshots, users, secrets
         )
-        self._file_server = FileServer(bus, settings.node, settings.run_dir, self._dropped, users, secrets)
-        self._ranks = RankServer(inherited.ranks, self.node, self._changes, self._received, self._dropped, users)
+        self._file_server = FileServer(bus, settings.node, settings.run_dir, users, secrets)
+        self._ranks = RankServer(inherited.ranks, self.node, self._changes, self._received, bus.dropped, users)
         self._fork_servers = ForkServers(
             inherited.fork_servers,
             self._changes,
             exited=self._exited,
             stopped=self._heartbeats.request,
             lost=self._fork_server_lost,
-            dropped=self._dropped,
+            dropped=bus.dropped,
         )
         self._forked: dict[str, Forked] = {}
         """Process id -> handle of each living rank."""
-        self._probes = ProbeServer(bus, settings.node, incarnation, address.ip, self._dropped)
+        self._probes = ProbeServer(bus, settings.node, incarnation, address.ip)
         self._stores = Stores(address.store_host, address.store_ip, self._files, users, self._fork_servers.current)
         folders = [settings.run_dir.resolve() / "nodes" / settings.node, settings.memory_dir]
         self._self_tests = SelfTests(
-            self.node, address.store_ip, folders, self._fork_servers.current, self._dropped, self.devices.problem
+            self.node, address.store_ip, folders, self._fork_servers.current, self.devices.problem
         )
-        self._stacks = stacks.Stacks(self.node, self._files.stacks, self.send, self._kill, self._dropped)
+        self._stacks = stacks.Stacks(self.node, self._files.stacks, self.send, self._kill)
         self._background = Background()
         self._stopping = False
         self._successor = False
@@ -151,10 +144,11 @@ class Agent:
         await self._ranks.start()
         await self._take_over(await self._fork_servers.connect())
         self._record()
-        await commands.listen(self._bus, self._settings.node, self._commands)
+        await self._commands.listen(self._bus)
         await self._file_server.start()
         self._heartbeats.probe = await self._probes.start()
-        await commands.answer_questions(self._bus, self.node.name, self._self_tests, self._stacks)
+        await self._self_tests.serve(self._bus)
+        await self._stacks.serve(self._bus)
         await self.devices.start()
         self._background.spawn(self._signals.run(), vital=True)
         self._background.spawn(self._heartbeats.run(), vital=True)

@@ -27,11 +27,11 @@ from services.agent.succession.inheritance import Inheritance
 from services.agent.succession.restarts import HANDED_OVER
 from shared import names
 from shared.bus.cancellation import end
-from shared.bus.dropped import DroppedMessages
 from shared.errors import InvalidInput, NameInUse
 from shared.machine.process import die_with_parent
 from shared.messages.admission import Hello
-from shared.service.frame import AGENT, Context, run
+from shared.messages.health import AGENT
+from shared.service.frame import Context, run
 from shared.service.joining import node_name
 from shared.settings.model import Settings
 
@@ -60,19 +60,18 @@ async def serve(inherited: Inheritance, hand_over: HandOver, context: Context) -
         network=found.network,
         supervisor=inherited.supervisor,
     )
-    dropped = DroppedMessages(context.counters)
-    admission = Admission(bus, hello, dropped)
+    admission = Admission(bus, hello)
     await admission.obtain()
-    agent = Agent(settings, bus, found, workers, incarnation, inherited, counters=context.counters)
+    agent = Agent(settings, bus, found, workers, incarnation, inherited)
     agent.metrics.register(context.registry)
     in_use = False
     try:
         await agent.start()
         context.ready()
         context.ending.cancels = False
-        await hand_over.serve(bus, settings.node, incarnation, dropped)
+        await hand_over.serve(bus, settings.node, incarnation)
         xid = agent.devices.inject
-        await Faults(agent.node, agent.send, bus, enabled=settings.fault_injection, xid=xid).serve(dropped)
+        await Faults(agent.node, agent.send, bus, enabled=settings.fault_injection, xid=xid).serve()
         await _first(agent.run(), admission.run(), _drained(context.stop, agent), hand_over.asked())
     except NameInUse:
         in_use = True

@@ -10,30 +10,22 @@ sent to a rank with the generation that the rank is in.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from services.agent.cluster.self_test import SelfTests
 from services.agent.node.process import Process
 from services.agent.node.slots import Node
-from services.agent.ranks.stacks import Stacks
 from shared.bus.cancellation import cancelled
 from shared.bus.connection import Bus
-from shared.bus.dropped import DroppedMessages
-from shared.bus.messages import decode
 from shared.errors import Unavailable, Undecodable
 from shared.events.codes import FailureCode
 from shared.messages.commands import (
-    COMMAND,
     COMMANDS,
     LEFTOVERS,
-    RELEASE,
     Command,
-    CommandAdapter,
     ConfigureTask,
     DrainTask,
     HoldTask,
@@ -44,8 +36,6 @@ from shared.messages.commands import (
     StopTask,
     WorkerResult,
 )
-from shared.messages.self_test import SELF_TEST
-from shared.messages.stacks import STACKS
 from shared.service.changes import Changes
 from shared.service.log_lines import concerning, ids
 from shared.tasks.specification import TaskSpec
@@ -111,7 +101,6 @@ class Commands:
         changes: notified whenever ``node`` changes.
         host: the agent.
         changed: called when a command has changed ``node``.
-        dropped: counts the commands that cannot be decoded.
         replies: of a predecessor of the agent, to the commands that it has carried out.
     """
 
@@ -121,26 +110,27 @@ class Commands:
         changes: Changes,
         host: Host,
         changed: Callable[[], None],
-        dropped: DroppedMessages,
         replies: Iterable[Reply] = (),
     ) -> None:
-        self._dropped = dropped
         self._node, self._changes, self._host, self._changed = node, changes, host, changed
         self._answers: OrderedDict[str, asyncio.Task[Reply]] = OrderedDict()
         self.replies = {reply.command_id: reply for reply in replies}
         """The newest ones by command id: a successor of the agent gets them."""
 
-    async def serve(self, data: bytes, kinds: CommandAdapter = COMMAND) -> bytes:
-        """Handle one request: JSON in, JSON out. A repeated command gets the answer of the first one."""
-        try:
-            command: Command = decode(kinds, data)
-        except Undecodable as err:
-            self._dropped.note(f"{COMMANDS}.{self._node.name}", err)
-            return self._failed(err.command_id, FailureCode.UNDECODABLE, err.detail)
+    async def listen(self, bus: Bus) -> None:
+        """Take commands from now on."""
+        await bus.serve(COMMANDS, self.serve, self._node.name, refuse=self._refuse)
+        await bus.serve(LEFTOVERS, self.serve, self._node.name, refuse=self._refuse)
+
+    def _refuse(self, err: Undecodable) -> Reply:
+        return self._failed(err.command_id, FailureCode.UNDECODABLE, err.detail)
+
+    async def serve(self, command: Command) -> Reply:
+        """Handle one request. A repeated command gets the answer of the first one."""
         answer = self._answers.get(command.command_id)
         if answer is None:
             if (done := self.replies.get(command.command_id)) is not None:
-                return done.model_dump_json().encode()
+                return done
             if sum(not one.done() for one in self._answers.values()) >= MOST_AT_ONCE:
                 return self._failed(command.command_id, FailureCode.BUSY, f"{MOST_AT_ONCE} commands are under way")
             answer = asyncio.create_task(self._answer(command), name=f"{command.kind} {command.task}")
@@ -148,11 +138,10 @@ class Commands:
             while len(self._answers) > ANSWERS_KEPT and next(iter(self._answers.values())).done():
                 self._answers.popitem(last=False)
         # The command goes on when this request is cancelled; a repeated request waits for the same answer.
-        return (await asyncio.shield(answer)).model_dump_json().encode()
+        return await asyncio.shield(answer)
 
-    def _failed(self, command_id: str, code: FailureCode, detail: str) -> bytes:
-        reply = Reply(command_id=command_id, node=self._node.name, ok=False, code=code, detail=detail)
-        return reply.model_dump_json().encode()
+    def _failed(self, command_id: str, code: FailureCode, detail: str) -> Reply:
+        return Reply(command_id=command_id, node=self._node.name, ok=False, code=code, detail=detail)
 
     async def stop(self) -> None:
         """Cancel the commands in progress."""
@@ -391,18 +380,6 @@ class Commands:
     def _fence_text(self, command: Command) -> str:
         fence = self._node.fences[command.task]
         return f"generation {command.generation} of {command.task}; {fence.generation} is the newest"
-
-
-async def listen(bus: Bus, node: str, commands: Commands) -> None:
-    """Take commands for a node from now on."""
-    await bus.serve(f"{COMMANDS}.{node}", commands.serve)
-    await bus.serve(f"{LEFTOVERS}.{node}", functools.partial(commands.serve, kinds=RELEASE))
-
-
-async def answer_questions(bus: Bus, node: str, self_tests: SelfTests, stacks: Stacks) -> None:
-    """Answer from now on whether a node can run ranks, and what its ranks are doing."""
-    await bus.serve(f"{SELF_TEST}.{node}", self_tests.serve)
-    await bus.serve(f"{STACKS}.{node}", stacks.serve)
 
 
 def configure_message(command: ConfigureTask, rank: int, directory: str) -> messages.Configure:

@@ -17,10 +17,9 @@ from services.agent.machine.oom_kills import own_counter
 from services.agent.node.process import Process
 from services.agent.node.slots import Node
 from shared.bus.connection import Bus
-from shared.bus.dropped import DroppedMessages
-from shared.bus.messages import REASON_CHARACTERS, decode
+from shared.bus.messages import REASON_CHARACTERS
 from shared.errors import InvalidInput, Undecodable
-from shared.messages.injection import FAULT_REQUEST, FAULTS, FaultRequest, FaultResult, RequestedFault, parse
+from shared.messages.injection import FAULTS, FaultRequest, FaultResult, RequestedFault, parse
 from unicron.protocol import messages
 
 logger = logging.getLogger(__name__)
@@ -70,30 +69,26 @@ class Faults:
         self._node, self._send, self._bus = node, send, bus
         self._enabled, self._xid = enabled, xid
         self._memory_limit = memory_limit or own_memory_limit
-        self._dropped = DroppedMessages({})
         self._known: OrderedDict[str, None] = OrderedDict()
 
-    async def serve(self, dropped: DroppedMessages) -> None:
-        """Take requests from now on; ``dropped`` counts those that cannot be decoded."""
-        self._dropped = dropped
-        await self._bus.serve(f"{FAULTS}.{self._node.name}", self._answer)
+    async def serve(self) -> None:
+        """Take requests from now on."""
+        await self._bus.serve(FAULTS, self._answer, self._node.name, refuse=self._refuse)
 
-    async def _answer(self, data: bytes) -> bytes:
-        try:
-            request = decode(FAULT_REQUEST, data)
-        except Undecodable as err:
-            self._dropped.note(FAULTS, err)
-            refusal: Refusal | None = Refusal("fault", f"the request cannot be read: {err.detail}")
-        else:
-            refusal = self._take(request)
+    async def _answer(self, request: FaultRequest) -> FaultResult:
+        return self._result(self._take(request))
+
+    def _refuse(self, err: Undecodable) -> FaultResult:
+        return self._result(Refusal("fault", f"the request cannot be read: {err.detail}"))
+
+    def _result(self, refusal: Refusal | None) -> FaultResult:
         field, problem = refusal or ("fault", "")
-        result = FaultResult(
+        return FaultResult(
             incarnation=self._node.incarnation,
             field=field,
             problem=problem[:REASON_CHARACTERS],
             disabled=not self._enabled,
         )
-        return result.model_dump_json().encode()
 
     def _take(self, request: FaultRequest) -> Refusal | None:
         """Judge a request, and have its fault happen unless it is only to be judged or has come before."""

@@ -92,7 +92,7 @@ class Gateway:
 
     def node_files(self, node: str) -> NodeFiles:
         """Return the files of tasks on a node."""
-        return NodeFiles(self.bus, node, self.live.dropped)
+        return NodeFiles(self.bus, node)
 
     async def read(self, query: Callable[[ViewReader], T]) -> T:
         """Return what ``query`` finds in the projections.

@@ -13,12 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from shared.bus.dropped import DroppedMessages
-from shared.bus.messages import decode
-from shared.errors import Undecodable
-from shared.messages.reachability import MESSAGE, STALE_S, Reachability
-from shared.messages.senders import check_sender, counter_of
-from shared.messages.signals import HEARTBEAT, DeviceReading, Heartbeat, WorkerStatus
+from shared.messages.reachability import STALE_S, Reachability
+from shared.messages.signals import DeviceReading, Heartbeat, WorkerStatus
 from shared.model import utc_now
 from shared.views.documents import SHORTEST_STEP_S
 
@@ -97,35 +93,22 @@ class LiveState:
 
 
 class Live:
-    """Collects heartbeats. Only the event loop may call its methods.
+    """Collects heartbeats. Only the event loop may call its methods."""
 
-    Args:
-        counters: the process's counters, in which undecodable messages are counted.
-    """
-
-    def __init__(self, counters: dict[str, int] | None = None) -> None:
-        self.dropped = DroppedMessages(counters if counters is not None else {})
+    def __init__(self) -> None:
         self._heartbeats: dict[str, Heartbeat] = {}
         self._heard_at: dict[str, datetime] = {}
         self._tasks: dict[str, LiveTask] = {}
         self._device_readings: dict[str, list[DeviceReading]] = {}
         self._reachability, self._reachability_at_s = Reachability(), 0.0
 
-    async def hear_detector(self, subject: str, data: bytes) -> None:
-        """Take in which nodes the detector does not hear; another message is counted and dropped."""
-        try:
-            self._reachability, self._reachability_at_s = decode(MESSAGE, data), time.monotonic()
-        except Undecodable as err:
-            self.dropped.note(subject, err)
+    async def hear_detector(self, reachability: Reachability) -> None:
+        """Take in which nodes the detector does not hear."""
+        self._reachability, self._reachability_at_s = reachability, time.monotonic()
 
-    async def hear(self, subject: str, data: bytes) -> None:
-        """Take in a message from the bus; one that is no heartbeat is counted and dropped."""
-        try:
-            heartbeat = decode(HEARTBEAT, data)
-            check_sender(subject, heartbeat.node)
-            self.add(heartbeat)
-        except Undecodable as err:
-            self.dropped.note(subject, err, counter=counter_of(err))
+    async def hear(self, heartbeat: Heartbeat) -> None:
+        """Take in a heartbeat from the bus."""
+        self.add(heartbeat)
 
     def add(self, heartbeat: Heartbeat) -> None:
         """Take in a heartbeat; one that arrives after a later one of the same agent is dropped."""

@@ -196,10 +196,10 @@ async def serve(context: Context) -> None:
     limit_s = settings.connect_timeout_s
     store = await context.journal.outages.outlast(PROJECTIONS, opening, limit_s=limit_s, starting=True)
     feed = Feed(store, context.journal, FoldMetrics(context.registry).folded)
-    live = Live(context.counters)
+    live = Live()
     try:
         await feed.catch_up()
-        await context.bus.subscribe(f"{HEARTBEATS}.*", live.hear)
+        await context.bus.subscribe(HEARTBEATS, live.hear)
         await context.bus.subscribe(REACHABILITY, live.hear_detector)
         gateway = Gateway(settings, context.bus, context.journal, store, feed, live, context.registry)
         app = create_app(gateway)

@@ -9,22 +9,16 @@ import logging
 import uuid
 
 from services.detector.nodes.leftovers import Clean
-from services.detector.prober import REPLY_S
 from services.detector.progress.standstill import StacksQuestion
 from services.detector.state.unlogged import SelfTestQuestion
 from shared.bus.connection import Bus
-from shared.bus.dropped import DroppedMessages
-from shared.bus.messages import decode
-from shared.errors import Unavailable, Undecodable
-from shared.messages.commands import LEFTOVERS, REPLY, ReleaseTask
+from shared.errors import Unavailable
+from shared.messages.commands import LEFTOVERS, ReleaseTask
 from shared.messages.self_test import SelfTestResult, run_self_test
-from shared.messages.stacks import STACKS, STACKS_REPLY, StacksReply, StacksRequest
+from shared.messages.stacks import STACKS, StacksReply, StacksRequest
 from shared.service.log_lines import ids
 
 logger = logging.getLogger(__name__)
-
-CLEAN_TIMEOUT_S = 5.0
-"""Time-out of the request to end left-behind ranks. The agent kills them, and answers within its own grace."""
 
 
 class AgentRequests:
@@ -32,11 +26,10 @@ class AgentRequests:
 
     Args:
         bus: connected.
-        dropped: counts answers that cannot be read.
     """
 
-    def __init__(self, bus: Bus, dropped: DroppedMessages) -> None:
-        self._bus, self._dropped = bus, dropped
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
 
     async def self_test(self, question: SelfTestQuestion) -> SelfTestResult | None:
         """Return what an agent's self-test found; None if it does not answer."""
@@ -56,15 +49,10 @@ class AgentRequests:
             workers=clean.workers,
             delete_copies=clean.copies,
         )
-        subject = f"{LEFTOVERS}.{clean.node}"
         try:
-            answer = await self._bus.request(subject, command.model_dump_json().encode(), timeout_s=CLEAN_TIMEOUT_S)
-            reply = decode(REPLY, answer)
+            reply = await self._bus.call(LEFTOVERS, command, clean.node)
         except Unavailable as err:
             logger.warning("node %s does not clean up yet: %s", clean.node, err.detail, extra=ids(clean))
-            return
-        except Undecodable as err:
-            self._dropped.note(subject, err)
             return
         if not reply.ok:
             logger.warning(
@@ -73,14 +61,9 @@ class AgentRequests:
 
     async def stacks(self, question: StacksQuestion) -> StacksReply | None:
         """Return what the ranks of a node do; None if it does not answer, as an agent of an older version does not."""
-        subject = f"{STACKS}.{question.node}"
         request = StacksRequest(task=question.task, generation=question.generation, timeout_s=question.timeout_s)
-        limit_s = question.timeout_s + REPLY_S
+        limit_s = question.timeout_s + STACKS.timeout_s
         try:
-            answer = await self._bus.request(subject, request.model_dump_json().encode(), timeout_s=limit_s)
-            return decode(STACKS_REPLY, answer)
+            return await self._bus.call(STACKS, request, question.node, timeout_s=limit_s)
         except Unavailable:
-            return None
-        except Undecodable as err:
-            self._dropped.note(subject, err)
             return None

@@ -33,29 +33,26 @@ from services.detector.state.unlogged import SelfTestQuestion
 from services.detector.state_snapshot import KEPT
 from shared.bus.cancellation import cancelled
 from shared.bus.connection import Bus
-from shared.bus.dropped import DroppedMessages
-from shared.bus.messages import decode
 from shared.clock import PROCESS_CLOCK
-from shared.errors import Unavailable, Undecodable, UnicronError
+from shared.errors import Unavailable, UnicronError
 from shared.events.union import Recorded
 from shared.log.journal import Journal
 from shared.log.own_events import OwnEvents
 from shared.machine.network import network_stack
 from shared.messages.admission import (
-    DEPARTURE,
     DEPARTURES,
     HELLO,
-    HELLO_MESSAGE,
     INCARNATION,
     REVOKED,
     Answer,
+    Departure,
     DepartureAnswer,
+    Hello,
     Revocation,
 )
-from shared.messages.limits_in_force import LIMITS, LIMITS_REQUEST, LimitsReply, LimitsRequest
+from shared.messages.limits_in_force import LIMITS, LimitsReply, LimitsRequest
 from shared.messages.reachability import ECHO, PUBLISHED_EVERY_S, REACHABILITY, Reachability
-from shared.messages.senders import check_sender, counter_of
-from shared.messages.signals import ACCEPTED, HEARTBEAT, HEARTBEATS, SIGNAL, SIGNALS, Signal, received, refusal
+from shared.messages.signals import HEARTBEATS, SIGNALS, Heartbeat, Signal, received
 from shared.service.changes import Changes
 from shared.service.frame import Context, run
 from shared.service.log_lines import concerning, ids
@@ -79,7 +76,6 @@ class DetectorService:
         settings: thresholds.
         bus: connected.
         journal: of the log.
-        counters: numbers by name that the service reports with its health.
         keeper: of its state snapshots; None: it has none.
         registry: of the process's metrics; None: nobody reads them.
     """
@@ -89,14 +85,12 @@ class DetectorService:
         settings: Settings,
         bus: Bus,
         journal: Journal,
-        counters: dict[str, int] | None = None,
         keeper: StateKeeper[DetectorState] | None = None,
         registry: CollectorRegistry | None = None,
     ) -> None:
         self._bus, self._journal, self._settings, self._keeper = bus, journal, settings, keeper
-        self._dropped = DroppedMessages(counters if counters is not None else {})
-        self._prober = Prober(bus, self._dropped)
-        self._agents = AgentRequests(bus, self._dropped)
+        self._prober = Prober(bus)
+        self._agents = AgentRequests(bus)
         self._clock = PROCESS_CLOCK
         limits = DetectorLimits(
             heartbeat_interval_s=settings.heartbeat_interval_s,
@@ -125,7 +119,7 @@ class DetectorService:
         self._fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._requests: set[asyncio.Task[None]] = set()
         self._shown, self._shown_at_s = Reachability(), -PUBLISHED_EVERY_S
-        self._echo = f"{ECHO}.{uuid.uuid4().hex}"
+        self._echo = uuid.uuid4().hex
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Fold the log, then work until cancelled. ``ready`` is called when the signals of agents are received."""
@@ -139,12 +133,16 @@ class DetectorService:
             self.monitor.started_at = self._clock.now()
             async with self._one_input:
                 await self._carry_out(self.monitor.escalate(self._clock.now()))
-            await self._bus.subscribe(self._echo, self._receive_echo)
-            await self._bus.subscribe(f"{HEARTBEATS}.*", self._heartbeat)
-            await self._bus.serve_each(f"{SIGNALS}.*", self._signal)
-            await self._bus.serve_each(f"{HELLO}.*", self._hello)
-            await self._bus.serve_each(f"{DEPARTURES}.*", self._departure)
-            await self._bus.serve(LIMITS, self._limits)
+            await self._bus.subscribe(ECHO, self._receive_echo, self._echo)
+            await self._bus.subscribe(HEARTBEATS, self._heartbeat)
+            await self._bus.serve(SIGNALS, self._signal, refuse=lambda err: err.detail)
+            await self._bus.serve(
+                HELLO, self._hello, refuse=lambda err: Answer(verdict="refused", code=err.code, detail=err.detail)
+            )
+            await self._bus.serve(
+                DEPARTURES, self._departure, refuse=lambda err: DepartureAnswer(verdict="refused", detail=err.detail)
+            )
+            await self._bus.serve(LIMITS, self._limits, refuse=lambda _: LimitsReply(nodes=[]))
             ready()
             ticking = asyncio.create_task(self._tick())
             try:
@@ -183,20 +181,14 @@ class DetectorService:
                 self._keeper.handled(record.position)
         self._moved_on.notify()
 
-    async def _signal(self, subject: str, data: bytes) -> bytes:
+    async def _signal(self, signal: Signal) -> str | None:
         received_at = self._clock.now()
-        try:
-            signal = decode(SIGNAL, data)
-            check_sender(subject, signal.node)
-        except Undecodable as err:
-            self._drop(subject, err)
-            return refusal(err.detail)
         self._metrics.signalled(signal.kind)
         with concerning(ids(signal)):
             return await self._take(received(signal, received_at))
 
-    async def _take(self, signal: Signal) -> bytes:
-        """Decide on a signal; return the reply.
+    async def _take(self, signal: Signal) -> str | None:
+        """Decide on a signal; return why it was dropped, or None.
 
         A signal that the core fails on is dropped: without a reply the agent would repeat it for ever, and its other
         signals would wait. Errors of log and bus are raised: there is no reply then, and the agent repeats the signal.
@@ -209,63 +201,36 @@ class DetectorService:
             if isinstance(err, UnicronError) or self._fatal.done():
                 raise
             logger.exception("signal %s of %s was dropped", signal.kind, signal.node)
-            return refusal(f"internal error of the detector: {type(err).__name__}")
-        return ACCEPTED
+            return f"internal error of the detector: {type(err).__name__}"
+        return None
 
     async def _folded_log(self) -> None:
         """Wait until all that the log has now has been folded."""
         position = await asyncio.to_thread(self._journal.log.last_position)
         await self._moved_on.until(lambda: self._position >= position)
 
-    async def _departure(self, subject: str, data: bytes) -> bytes:
-        try:
-            departure = decode(DEPARTURE, data)
-            check_sender(subject, departure.node)
-        except Undecodable as err:
-            self._drop(subject, err)
-            return DepartureAnswer(verdict="refused", detail=err.detail).model_dump_json().encode()
+    async def _departure(self, departure: Departure) -> DepartureAnswer:
         await self._folded_log()
         async with self._one_input:
             decision, answer = self.monitor.departure(departure, self._clock.now())
             await self._carry_out(decision)
-        return answer.model_dump_json().encode()
+        return answer
 
-    async def _heartbeat(self, subject: str, data: bytes) -> None:
+    async def _heartbeat(self, heartbeat: Heartbeat) -> None:
         received_at = self._clock.now()
-        try:
-            heartbeat = decode(HEARTBEAT, data)
-            check_sender(subject, heartbeat.node)
-        except Undecodable as err:
-            self._drop(subject, err)
-            return
         self._metrics.heard()
         async with self._one_input:
             await self._carry_out(self.monitor.heartbeat(heartbeat, received_at))
 
-    def _drop(self, subject: str, err: Undecodable) -> None:
-        """Count a message of a node that is dropped; its source is the node on whose subject it came."""
-        self._dropped.note(subject.rpartition(".")[2], err, counter=counter_of(err))
-
-    async def _limits(self, data: bytes) -> bytes:
-        """Answer which limits are in force. An unreadable request is answered with none."""
-        try:
-            request = decode(LIMITS_REQUEST, data)
-        except Undecodable as err:
-            self._dropped.note(LIMITS, err)
-            request = LimitsRequest(nodes=[])
+    async def _limits(self, request: LimitsRequest) -> LimitsReply:
+        """Answer which limits are in force."""
         state, limits = self.monitor.state, self.monitor.silence_limits
         async with self._one_input:
             nodes = limits_in_force.of_nodes(state, limits, request.nodes, self._clock.now())
             tasks = limits_in_force.of_tasks(state, limits, request.tasks)
-        return LimitsReply(nodes=nodes, tasks=tasks).model_dump_json().encode()
+        return LimitsReply(nodes=nodes, tasks=tasks)
 
-    async def _hello(self, subject: str, data: bytes) -> bytes:
-        try:
-            hello = decode(HELLO_MESSAGE, data)
-            check_sender(subject, hello.node)
-        except Undecodable as err:
-            self._drop(subject, err)
-            return Answer(verdict="refused", code=err.code, detail=err.detail).model_dump_json().encode()
+    async def _hello(self, hello: Hello) -> Answer:
         answers: dict[str, Liveness] = {}
         while True:
             async with self._one_input:
@@ -275,9 +240,9 @@ class DetectorService:
             answers[answer.incarnation] = await self._prober.alive(answer.node, answer.incarnation)
         if answer.verdict == "refused":
             logger.warning("an agent was refused: %s: %s", answer.code, answer.detail)
-        return answer.model_dump_json().encode()
+        return answer
 
-    async def _receive_echo(self, _: str, __: bytes) -> None:
+    async def _receive_echo(self, _: None) -> None:
         async with self._one_input:
             self.monitor.echo(self._clock.now())
 
@@ -287,7 +252,7 @@ class DetectorService:
                 await self._carry_out(self.monitor.tick(self._clock.now()))
                 shown = silence.reachability(self.monitor.state)
             with contextlib.suppress(Unavailable):
-                await self._bus.publish(self._echo, b"")
+                await self._bus.publish(ECHO, None, self._echo)
                 await self._publish(shown)
             await asyncio.sleep(TICK_S)
 
@@ -296,7 +261,7 @@ class DetectorService:
         at_s = self._clock.seconds()
         if shown != self._shown or at_s - self._shown_at_s >= PUBLISHED_EVERY_S:
             self._shown, self._shown_at_s = shown, at_s
-            await self._bus.publish(REACHABILITY, shown.model_dump_json().encode())
+            await self._bus.publish(REACHABILITY, shown)
 
     # ---- effects
 
@@ -335,8 +300,7 @@ class DetectorService:
         if re.fullmatch(INCARNATION, revoke.incarnation) is not None:
             message = Revocation(node=revoke.node, detail=detail)
             with contextlib.suppress(Unavailable):
-                subject = f"{REVOKED}.{revoke.node}.{revoke.incarnation}"
-                await self._bus.publish(subject, message.model_dump_json().encode())
+                await self._bus.publish(REVOKED, message, revoke.node, revoke.incarnation)
 
     async def _probe(self, question: ProbeQuestion) -> None:
         """Have a question answered, by this process or by an agent, and decide on the answer."""
@@ -362,7 +326,7 @@ async def serve(context: Context) -> None:
     """Run the detector until cancelled."""
     async with StateKeeper(context, KEPT) as keeper:
         settings, bus, journal = context.settings, context.bus, context.journal
-        service = DetectorService(settings, bus, journal, context.counters, keeper, context.registry)
+        service = DetectorService(settings, bus, journal, keeper, context.registry)
         await service.run(context.ready)
 
 

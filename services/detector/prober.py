@@ -11,22 +11,10 @@ from collections.abc import Mapping
 from services.detector.decisions.admission import Liveness
 from services.detector.nodes.probing import DETECTOR, ProbeQuestion
 from shared.bus.connection import Bus
-from shared.bus.dropped import DroppedMessages
-from shared.bus.messages import decode
-from shared.errors import NoReceiver, Unavailable, Undecodable
+from shared.errors import NoReceiver, Unavailable
 from shared.messages import probes
 from shared.messages.admission import ALIVE, INCARNATION
-from shared.messages.probes import PROBE, PROBE_REPLY, Outcome, ProbeRequest, ProbeTarget
-
-ALIVE_TIMEOUT_S = 0.5
-"""Time-out of the question whether an agent lives. An agent answers within milliseconds; without an answer the new
-agent asks again."""
-
-REPLY_S = 1.0
-"""Time for a request to an agent and for its reply, beside the time-out that the request itself has: a round trip with
-a delay of 0.2 s in each direction, and the repetition of a segment that was lost. With less, a witness in such a
-network that waits for the whole time-out of a probe would answer too late, and could never say that a node is silent.
-"""
+from shared.messages.probes import PROBE, Outcome, ProbeRequest, ProbeTarget
 
 
 class Prober:
@@ -34,11 +22,10 @@ class Prober:
 
     Args:
         bus: connected.
-        dropped: takes note of answers that cannot be read.
     """
 
-    def __init__(self, bus: Bus, dropped: DroppedMessages) -> None:
-        self._bus, self._dropped = bus, dropped
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
 
     async def ask(self, question: ProbeQuestion) -> tuple[dict[str, Outcome], dict[str, float]]:
         """Have a question answered, by this process or by an agent.
@@ -48,16 +35,11 @@ class Prober:
         """
         if question.witness == DETECTOR:
             return await self._probe(question), {}
-        subject = f"{PROBE}.{question.witness}"
         request = ProbeRequest(peers=dict(question.peers), timeout_s=question.timeout_s)
-        limit_s = question.timeout_s + REPLY_S
+        limit_s = question.timeout_s + PROBE.timeout_s
         try:
-            answer = await self._bus.request(subject, request.model_dump_json().encode(), timeout_s=limit_s)
-            reply = decode(PROBE_REPLY, answer)
+            reply = await self._bus.call(PROBE, request, question.witness, timeout_s=limit_s)
         except Unavailable:
-            return {}, {}
-        except Undecodable as err:
-            self._dropped.note(subject, err)
             return {}, {}
         return reply.known(), reply.round_trips_s
 
@@ -66,7 +48,7 @@ class Prober:
         if re.fullmatch(INCARNATION, incarnation) is None:
             return Liveness.GONE  # of an older version, which does not answer; and the text may be no part of a subject
         try:
-            await self._bus.request(f"{ALIVE}.{node}.{incarnation}", b"", timeout_s=ALIVE_TIMEOUT_S)
+            await self._bus.call(ALIVE, None, node, incarnation)
         except NoReceiver:
             return Liveness.GONE
         except Unavailable:

@@ -29,13 +29,11 @@ from services.transition.state import (
     TransitionLimits,
 )
 from services.transition.state_snapshot import KEPT
-from shared.bus.dropped import DroppedMessages
-from shared.bus.messages import decode
-from shared.errors import Unavailable, Undecodable
+from shared.errors import InvalidReply, Unavailable
 from shared.events.codes import FailureCode
 from shared.events.union import Recorded
 from shared.log.own_events import OwnEvents
-from shared.messages.commands import COMMANDS, REPLY, Reply
+from shared.messages.commands import COMMANDS, Reply
 from shared.messages.signals import RECONNECT_GRACE_S
 from shared.model import Clock, utc_now
 from shared.service.frame import Context, run
@@ -44,10 +42,6 @@ from shared.service.state_keeper import StateKeeper
 from shared.settings.model import Settings
 
 logger = logging.getLogger(__name__)
-
-ATTEMPT_S = 5.0
-"""Time for a reply before the command is sent again. An agent joins the repeated command to the first; its successor
-answers what was carried out, and carries out the rest. The agent of a new supervisor knows neither."""
 
 RETRY_S = 0.05
 """Pause before a command is sent again to a node where no agent listens. An agent that starts or reconnects takes about
@@ -76,7 +70,6 @@ class Transition:
     def __init__(self, context: Context, clock: Clock = utc_now) -> None:
         self._context = context
         self._clock = clock
-        self._dropped = DroppedMessages(context.counters)
         self._state = State(limits=limits(context.settings))
         self._inputs: asyncio.Queue[Input] = asyncio.Queue()
         self._requests: dict[str, asyncio.Task[None]] = {}
@@ -177,20 +170,12 @@ class Transition:
         await self._inputs.put(Replied(command_id, reply, self._clock()))
 
     async def _reply(self, send: Send, limit: asyncio.Timeout) -> Reply:
-        data = send.command.model_dump_json(by_alias=True).encode()
-        subject = f"{COMMANDS}.{send.node}"
         while True:
             if not self._context.bus.connected:
                 await self._reconnected(limit)
             try:
-                answer = await self._context.bus.request(subject, data, timeout_s=ATTEMPT_S)
-            except Unavailable:
-                await asyncio.sleep(RETRY_S)
-                continue
-            try:
-                return decode(REPLY, answer)
-            except Undecodable as err:
-                self._dropped.note(subject, err)
+                return await self._context.bus.call(COMMANDS, send.command, send.node)
+            except InvalidReply as err:
                 return Reply(
                     command_id=send.command.command_id,
                     node=send.node,
@@ -198,6 +183,8 @@ class Transition:
                     code=FailureCode.INVALID_REPLY,
                     detail=err.detail,
                 )
+            except Unavailable:
+                await asyncio.sleep(RETRY_S)
 
     async def _reconnected(self, limit: asyncio.Timeout) -> None:
         """Wait until the bus is connected again; stop the clock of ``limit`` meanwhile."""

@@ -20,10 +20,11 @@ from nats.js import JetStreamContext
 from shared.bus import cancellation
 from shared.bus.credentials import Credential
 from shared.bus.dropped import DroppedMessages
+from shared.bus.endpoints import Endpoint, Reply, Request
 from shared.bus.identities import INBOX, inbox_prefix
 from shared.bus.messages import shown
 from shared.bus.nats_client import REFUSED_AT_START_PAUSE_S, NatsClient, is_refusal, refused_pauses_s, tls_context
-from shared.errors import AccessDenied, NoReceiver, Unavailable, Undecodable
+from shared.errors import AccessDenied, InvalidReply, NoReceiver, Unavailable, Undecodable
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class Bus:
         self.prefix = prefix
         """What the subjects of replies to this process begin with."""
         self.dropped = DroppedMessages({})
-        """Counts the requests that are not answered since they ask for a reply where no inbox is."""
+        """Counts the messages that are not readable, and the requests that ask for a reply where no inbox is."""
         self._trouble = ""
         self._closed = asyncio.Event()
         self._refused = asyncio.Event()
@@ -216,8 +217,55 @@ class Bus:
         """Wait until the connection is closed for good, by ``close``."""
         await self._closed.wait()
 
-    async def publish(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
-        """Send a message to all subscribers, without a confirmation. While reconnecting the message is buffered.
+    async def publish(self, endpoint: Endpoint[Request, None], message: Request, *parts: str) -> None:
+        """Send a message to all who subscribe to an endpoint; ``parts``: of the subject. Otherwise as ``send``."""
+        await self.send(endpoint.at(*parts), endpoint.request.encode(message))
+
+    async def subscribe(
+        self, endpoint: Endpoint[Request, None], handle: Callable[[Request], Awaitable[None]], *parts: str
+    ) -> None:
+        """Call ``handle`` for each message to an endpoint, one at a time, in order.
+
+        Exceptions of ``handle`` are logged with their traceback; the next message is handled all the same. A message
+        that is not readable is counted and logged in ``dropped``. ``parts``: of the subject; those that are left out
+        may be any.
+        """
+        await self.listen(endpoint.at(*parts), endpoint.receiver(handle, lambda _: None, self.dropped))
+
+    async def call(
+        self, endpoint: Endpoint[Request, Reply], request: Request, *parts: str, timeout_s: float | None = None
+    ) -> Reply:
+        """Send a request to an endpoint, and return the reply. ``timeout_s``: None: that of the endpoint.
+
+        Raises:
+            InvalidReply: the reply is not readable; it is counted and logged in ``dropped``.
+            Unavailable: as ``request``.
+        """
+        subject = endpoint.at(*parts)
+        limit_s = endpoint.timeout_s if timeout_s is None else timeout_s
+        answer = await self.request(subject, endpoint.request.encode(request), timeout_s=limit_s)
+        try:
+            return endpoint.reply.decode(answer)
+        except Undecodable as err:
+            self.dropped.note(subject, err)
+            raise InvalidReply(f"the answer is not readable: {err.detail}") from err
+
+    async def serve(
+        self,
+        endpoint: Endpoint[Request, Reply],
+        handle: Callable[[Request], Awaitable[Reply]],
+        *parts: str,
+        refuse: Callable[[Undecodable], Reply] | None = None,
+    ) -> None:
+        """Reply to the requests to an endpoint with the return value of ``handle``; they are handled concurrently.
+
+        A request that is not readable is counted and logged in ``dropped``, and its reply is what ``refuse`` returns;
+        None: all can be read (``NOTHING``). ``parts``: as of ``subscribe``. Otherwise as ``answer``.
+        """
+        await self.answer(endpoint.at(*parts), endpoint.receiver(handle, refuse, self.dropped))
+
+    async def send(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
+        """Send bytes to all subscribers, without a confirmation. While reconnecting the message is buffered.
 
         Raises:
             Unavailable: the connection is closed, or the buffer is full.
@@ -229,7 +277,7 @@ class Bus:
             raise Unavailable(f"cannot publish to {subject}: {type(err).__name__} {err}") from err
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
-        """Send a message and return the reply.
+        """Send bytes and return the reply.
 
         Raises:
             NoReceiver: there is no subscriber.
@@ -254,11 +302,8 @@ class Bus:
             await cancellation.end(lost)
             await cancellation.end(asking)
 
-    async def subscribe(self, subject: str, handle: Callable[[str, bytes], Awaitable[None]]) -> None:
-        """Call ``handle(subject, data)`` for each message, one at a time, in order.
-
-        Exceptions of ``handle`` are logged with their traceback; the next message is handled all the same.
-        """
+    async def listen(self, subject: str, handle: Callable[[str, bytes], Awaitable[object]]) -> None:
+        """Call ``handle(subject, data)`` for each message, as ``subscribe`` does."""
 
         async def receive(message: Msg) -> None:
             try:
@@ -268,17 +313,13 @@ class Bus:
 
         await self._listen(subject, receive)
 
-    async def serve(self, subject: str, handle: Callable[[bytes], Awaitable[bytes]]) -> None:
-        """Reply to requests with the return value of ``handle``; requests are handled concurrently.
+    async def answer(self, subject: str, handle: Callable[[str, bytes], Awaitable[bytes]]) -> None:
+        """Reply to requests with the return value of ``handle(subject, data)``; they are handled concurrently.
 
         Exceptions of ``handle`` are logged with their traceback; the requester gets no reply. For ``Unavailable``,
         there is no traceback. A reply goes to an inbox and nowhere else: it is sent with the rights of this process,
         and whoever asks may have none for the subject that it names.
         """
-        await self.serve_each(subject, lambda _, data: handle(data))
-
-    async def serve_each(self, subject: str, handle: Callable[[str, bytes], Awaitable[bytes]]) -> None:
-        """Reply to requests as ``serve`` does, with the return value of ``handle(subject, data)``."""
 
         async def answer(message: Msg) -> None:
             try:

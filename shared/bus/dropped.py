@@ -16,7 +16,7 @@ COUNTER = "undecodable"
 """Name of the counter."""
 
 WRONG_SENDER = "wrong_sender"
-"""Name of the counter of messages that name another node than their subject (``shared.messages.senders``)."""
+"""Name of the counter of messages that name another node than their subject (``WrongSender``)."""
 
 SIGNALS_REFUSED = "signals_refused"
 """Name of an agent's counter of signals that the detector could not read, or that are too large for the bus."""
@@ -26,6 +26,10 @@ REASONS = (COUNTER, WRONG_SENDER, SIGNALS_REFUSED)
 
 MAX_LINES = 256
 """Sources and kinds that are told apart, so that a sender with random names fills neither memory nor log."""
+
+
+class WrongSender(Undecodable):
+    """A message that names another node than the one that sent it."""
 
 
 class DroppedMessages:
@@ -39,14 +43,15 @@ class DroppedMessages:
         self.counters = counters
         self._logged: set[tuple[str, str]] = set()
 
-    def note(self, source: str, error: Undecodable, *, counter: str = COUNTER) -> None:
+    def note(self, source: str, error: Undecodable, *, counter: str = "") -> None:
         """Count a message, and log it if it is the first of its source and kind.
 
         Args:
             source: where it came from: a node, a subject, a process.
             error: why it cannot be decoded.
-            counter: the counter that is raised.
+            counter: the counter that is raised; empty: that of the error.
         """
+        counter = counter or (WRONG_SENDER if isinstance(error, WrongSender) else COUNTER)
         self.counters[counter] = self.counters.get(counter, 0) + 1
         key = (source, error.kind)
         if key in self._logged or len(self._logged) > MAX_LINES:

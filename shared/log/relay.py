@@ -306,7 +306,7 @@ class Relay:
         for first in range(0, len(rows), _IN_FLIGHT):
             part = rows[first : first + _IN_FLIGHT]
             for row in part[:-1]:
-                await self._bus.publish(_subject(row), self._payload(row), self._headers(row, follows, before))
+                await self._bus.send(_subject(row), self._payload(row), self._headers(row, follows, before))
                 before = row.hash
             last = part[-1]
             try:

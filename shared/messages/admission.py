@@ -9,25 +9,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
+from shared.bus.endpoints import NOTHING, Endpoint, Signs
 from shared.bus.messages import REASON_CHARACTERS, Message, MessageId, Seconds
 from shared.names import Host, Label, Name
 
-HELLO = "unicron.hello"
-"""Subject of hellos (request and reply)."""
-
-ALIVE = "unicron.alive"
-"""Prefix of the subjects of the question whether an agent lives; the incarnation follows (request and reply)."""
-
-REVOKED = "unicron.revoked"
-"""Prefix of the subjects of revocations; the incarnation follows (published)."""
-
 INCARNATION = r"^[0-9a-f]{32}$"
 """An agent's incarnation: a random UUID in hexadecimal. It becomes a part of subjects, so no other text may."""
-
-DEPARTURES = "unicron.departures"
-"""Subject of departures (request and reply)."""
 
 
 class Hello(Message):
@@ -64,11 +53,6 @@ class Revocation(Message):
     detail: str
 
 
-HELLO_MESSAGE: TypeAdapter[Hello] = TypeAdapter(Hello)
-ANSWER: TypeAdapter[Answer] = TypeAdapter(Answer)
-REVOCATION: TypeAdapter[Revocation] = TypeAdapter(Revocation)
-
-
 class Departure(Message):
     """The sender's node leaves. ``reason``: in words, for people.
 
@@ -91,5 +75,17 @@ class DepartureAnswer(Message):
     detail: str = ""
 
 
-DEPARTURE: TypeAdapter[Departure] = TypeAdapter(Departure)
-DEPARTURE_ANSWER: TypeAdapter[DepartureAnswer] = TypeAdapter(DepartureAnswer)
+HELLO = Endpoint("unicron.hello.*", Hello, Answer, by=("node",), to=("detector",), timeout_s=3.0, names_sender=True)
+"""The detector may ask two other agents first, for half a second each (``services.detector.main``)."""
+
+ALIVE = Endpoint("unicron.alive.*.*", NOTHING, Signs(b"+"), by=("detector",), to=("node",), timeout_s=0.5)
+"""Whether the agent with this node and incarnation lives. It answers within milliseconds; without an answer the new
+agent asks again."""
+
+REVOKED = Endpoint("unicron.revoked.*.*", Revocation, NOTHING, by=("detector",), to=("node",))
+"""To the agent with this node and incarnation."""
+
+DEPARTURES = Endpoint(
+    "unicron.departures.*", Departure, DepartureAnswer, by=("node",), to=("detector",), timeout_s=1.0, names_sender=True
+)
+"""The detector answers after one append to the log, in about 5 ms."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, field_serializer, model_validator
 
+from shared.bus.endpoints import Codec, Endpoint
 from shared.bus.messages import MAX_INTEGER, Integer, Message, MessageId, Seconds, shown
 from shared.events.codes import FailureCode, ReceivedCode, known_code
 from shared.events.plans import Stage
@@ -19,13 +20,6 @@ from shared.names import FilePath, Host, Name, WorkerName, is_name, is_worker_of
 from shared.tasks.specification import TaskSpec
 
 _PATH: TypeAdapter[str] = TypeAdapter(FilePath)
-
-COMMANDS = "unicron.commands"
-"""Prefix of the subjects of commands; the node's name follows."""
-
-LEFTOVERS = "unicron.leftovers"
-"""Prefix of the subjects on which the detector has ranks ended that a node has left over; the node's name follows. A
-``ReleaseTask`` is the only command there: the transition service alone gives others."""
 
 
 def _strict_spec(value: Any) -> Any:
@@ -153,7 +147,7 @@ class ReleaseTask(CommandBase):
 
 
 def _with_kind(value: Any) -> Any:
-    """Refuse a command without a kind, as ``COMMAND`` does: any other one would be read as a release."""
+    """Refuse a command without a kind, as ``COMMANDS`` does: any other one would be read as a release."""
     if isinstance(value, dict) and "kind" not in value:
         raise ValueError("kind: is needed")
     return value
@@ -162,10 +156,6 @@ def _with_kind(value: Any) -> Any:
 Command = Annotated[
     Prepare | HoldTask | DrainTask | OpenStore | ConfigureTask | StopTask | ReleaseTask, Field(discriminator="kind")
 ]
-COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
-RELEASE: TypeAdapter[ReleaseTask] = TypeAdapter(Annotated[ReleaseTask, BeforeValidator(_with_kind)])
-CommandAdapter = TypeAdapter[Any]
-"""Reads commands: of all kinds, or of one."""
 
 
 class WorkerResult(Model):
@@ -217,4 +207,19 @@ class Reply(Message):
         return code.value if code is not None else ""
 
 
-REPLY: TypeAdapter[Reply] = TypeAdapter(Reply)
+COMMANDS = Endpoint(
+    "unicron.commands.*", Codec[Command](Command, "Command"), Reply, by=("transition",), to=("node",), timeout_s=5.0
+)
+"""After the time-out the command is sent again. An agent joins the repeated command to the first; its successor answers
+what was carried out, and carries out the rest. The agent of a new supervisor knows neither."""
+
+LEFTOVERS = Endpoint(
+    "unicron.leftovers.*",
+    Codec[ReleaseTask](Annotated[ReleaseTask, BeforeValidator(_with_kind)], "ReleaseTask"),
+    Reply,
+    by=("detector",),
+    to=("node",),
+    timeout_s=5.0,
+)
+"""On it the detector has ranks ended that a node has left over: the transition service alone gives other commands. The
+agent kills them, and answers within its own grace."""

@@ -2,27 +2,21 @@
 
 Steady clocks (``shared.clock``) keep services that run together, also when the wall clock under them is stepped. A
 service that is started after such a step would be ahead of the others, or behind them, and every duration between its
-events and theirs would be wrong. So each answers on ``SUBJECT``, and one that starts asks first.
+events and theirs would be wrong. So each answers on ``TIME``, and one that starts asks first.
 """
 
 from __future__ import annotations
 
 import logging
 
-from pydantic import TypeAdapter
-
 from shared.bus.connection import Bus
-from shared.bus.messages import Message, Time, decode
+from shared.bus.endpoints import NOTHING, Endpoint
+from shared.bus.identities import SERVICES
+from shared.bus.messages import Message, Time
 from shared.clock import SteadyClock
-from shared.errors import Unavailable, Undecodable
+from shared.errors import Unavailable
 
 logger = logging.getLogger(__name__)
-
-SUBJECT = "unicron.time"
-"""Subject of the question (request and reply); the first answer counts."""
-
-ANSWER_S = 0.5
-"""Time-out of the question. A service that runs answers within milliseconds, and NATS itself says if there is none."""
 
 
 class TimeReply(Message):
@@ -31,7 +25,8 @@ class TimeReply(Message):
     at: Time
 
 
-TIME_REPLY: TypeAdapter[TimeReply] = TypeAdapter(TimeReply)
+TIME = Endpoint("unicron.time", NOTHING, TimeReply, by=SERVICES, to=SERVICES, timeout_s=0.5)
+"""The first answer counts. A service that runs answers within milliseconds, and NATS itself says if there is none."""
 
 
 async def join(bus: Bus, clock: SteadyClock) -> None:
@@ -42,16 +37,14 @@ async def join(bus: Bus, clock: SteadyClock) -> None:
         clock: of this process, which has not used it yet.
     """
     try:
-        reply = decode(TIME_REPLY, await bus.request(SUBJECT, b"", timeout_s=ANSWER_S))
+        reply = await bus.call(TIME, None)
     except Unavailable:
-        pass  # this is the first one
-    except Undecodable as err:
-        logger.warning("the time of another service is ignored: %s", err.detail)
+        pass  # this is the first one, or another version's time cannot be read
     else:
         if (corrected_s := clock.adopt(reply.at)) != 0.0:
             logger.warning("this machine's clock differs from that of the running services by %.0f s", -corrected_s)
 
-    async def answer(_: bytes) -> bytes:
-        return TimeReply(at=clock.now()).model_dump_json().encode()
+    async def answer(_: None) -> TimeReply:
+        return TimeReply(at=clock.now())
 
-    await bus.serve(SUBJECT, answer)
+    await bus.serve(TIME, answer)

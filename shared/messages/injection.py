@@ -10,13 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
+from shared.bus.endpoints import Endpoint
 from shared.bus.messages import REASON_CHARACTERS, Integer, Message, MessageId
 from shared.errors import InvalidInput
-
-FAULTS = "unicron.faults"
-"""Prefix of the subjects of requests; the node follows (request and reply)."""
 
 HANGS = ("stop", "sleep", "deadlock", "spin", "collective")
 """Arguments of ``hang``; the first one where there is none."""
@@ -181,5 +179,5 @@ class FaultResult(Message):
     disabled: bool = False
 
 
-FAULT_REQUEST: TypeAdapter[FaultRequest] = TypeAdapter(FaultRequest)
-FAULT_RESULT: TypeAdapter[FaultResult] = TypeAdapter(FaultResult)
+FAULTS = Endpoint("unicron.faults.*", FaultRequest, FaultResult, by=("api",), to=("node",), timeout_s=3.0)
+"""An answer takes milliseconds; a busy machine has a hundred times that."""

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
+from shared.bus.endpoints import Endpoint
 from shared.bus.messages import Integer, Message, Seconds
 from shared.model import Model
 from shared.names import Label, Name, WorkerName
-
-LIMITS = "unicron.limits"
-"""Subject of the request (request and reply)."""
 
 NODES_LIMIT = 100
 """Most nodes of one request: with 16 workers each, the reply has 0.3 MB, a third of the largest message that NATS
@@ -97,5 +95,5 @@ class LimitsReply(Message):
     tasks: list[TaskLimits] = Field(default_factory=list)
 
 
-LIMITS_REQUEST: TypeAdapter[LimitsRequest] = TypeAdapter(LimitsRequest)
-LIMITS_REPLY: TypeAdapter[LimitsReply] = TypeAdapter(LimitsReply)
+LIMITS = Endpoint("unicron.limits", LimitsRequest, LimitsReply, by=("api",), to=("detector",), timeout_s=3.0)
+"""An answer takes milliseconds; a busy machine has a hundred times that."""

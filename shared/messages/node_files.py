@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
-from shared.bus.messages import MAX_INTEGER, REASON_CHARACTERS, Integer, Message, decode
+from shared.bus.endpoints import Codec, Endpoint
+from shared.bus.messages import MAX_INTEGER, REASON_CHARACTERS, Integer, Message
 from shared.errors import NotFound, Unavailable, Undecodable, UnicronError
 from shared.model import Model
 from shared.names import FilePath, Name, WorkerName
 from shared.tasks.secrets import Place
-
-FILES = "unicron.files"
-"""Prefix of the subjects of these requests; the node's name follows."""
 
 CHUNK_BYTES = 256 << 10
 """Most bytes of one reply: a quarter of the largest message that NATS allows by default, and 20 ms of a link of 100
@@ -121,7 +119,6 @@ class CheckInputs(Message):
 FilesRequest = Annotated[
     ListOutput | ReadOutput | DescribeResult | ReadResult | CheckInputs, Field(discriminator="kind")
 ]
-FILES_REQUEST: TypeAdapter[FilesRequest] = TypeAdapter(FilesRequest)
 
 
 class InputProblem(Model):
@@ -153,31 +150,53 @@ class FilesReply(Message):
     problems: Annotated[list[InputProblem], Field(max_length=LIST_LIMIT)] = Field(default_factory=list)
 
 
-FILES_REPLY: TypeAdapter[FilesReply] = TypeAdapter(FilesReply)
+FilesAnswer = tuple[FilesReply, bytes]
+"""The reply to a request, and the bytes that were read."""
 
 
-def failed(error: UnicronError) -> FilesReply:
+def failed(error: UnicronError) -> FilesAnswer:
     """Return the reply to a request that failed."""
-    return FilesReply(ok=False, code=error.code, detail=error.detail[:REASON_CHARACTERS])
+    return FilesReply(ok=False, code=error.code, detail=error.detail[:REASON_CHARACTERS]), b""
 
 
-def pack(reply: FilesReply, data: bytes = b"") -> bytes:
-    """Return a reply, with the bytes that were read, as a message."""
-    return reply.model_dump_json().encode() + b"\n" + data
+class _FilesCodec(Codec[FilesAnswer]):
+    """A line of JSON, and after it the bytes that were read."""
+
+    def __init__(self) -> None:
+        super().__init__(FilesReply, "a line of `FilesReply`, and the bytes that were read")
+        self._head = Codec[FilesReply](FilesReply)
+
+    def encode(self, message: FilesAnswer) -> bytes:
+        reply, data = message
+        return self._head.encode(reply) + b"\n" + data
+
+    def decode(self, data: bytes) -> FilesAnswer:
+        head, separator, rest = data.partition(b"\n")
+        if not separator:
+            raise Undecodable("a reply about files has two parts, and this one has one")
+        return self._head.decode(head), rest
 
 
-def unpack(message: bytes) -> tuple[FilesReply, bytes]:
-    """Return the reply in a message, and the bytes that were read.
+FILES = Endpoint(
+    "unicron.files.*",
+    Codec[FilesRequest](FilesRequest, "FilesRequest"),
+    _FilesCodec(),
+    by=("api",),
+    to=("node",),
+    timeout_s=4.0,
+)
+"""A reply takes milliseconds, with delays of 200 ms and losses on the way a second, and on a machine with every core
+busy as long again. A node that takes longer is named in the api's answer."""
+
+
+def successful(answer: FilesAnswer) -> FilesAnswer:
+    """Return a reply that is none of a failure.
 
     Raises:
-        Undecodable: the message is no such reply.
         NotFound: the agent has no such file.
         Unavailable: the request failed there for another reason.
     """
-    head, separator, data = message.partition(b"\n")
-    if not separator:
-        raise Undecodable("a reply about files has two parts, and this one has one")
-    reply = decode(FILES_REPLY, head)
+    reply, _ = answer
     if reply.ok:
-        return reply, data
+        return answer
     raise (NotFound if reply.code == NotFound.code else Unavailable)(reply.detail)

@@ -16,14 +16,12 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, NamedTuple
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
+from shared.bus.endpoints import Endpoint
 from shared.bus.messages import Message, MessageId, Seconds
 from shared.model import Model
-from shared.names import Endpoint, Name
-
-PROBE = "unicron.probe"
-"""Prefix of the subjects of requests to probe; the node that is to do it follows (request and reply)."""
+from shared.names import Name, SocketAddress
 
 PROBE_TIMEOUT_S = 1.0
 """Time for connection and line, if the asker gives none. A connection and a line take two round trips and a turn of the
@@ -71,7 +69,7 @@ class Outcome(StrEnum):
 class ProbeTarget(Model):
     """Whom to probe. ``address``: ``ip:port`` of the agent's listener, as its heartbeats advertise it."""
 
-    address: Endpoint
+    address: SocketAddress
     incarnation: MessageId
 
 
@@ -105,8 +103,10 @@ class ProbeReply(Message):
 
 _OUTCOMES = frozenset(Outcome)
 
-PROBE_REQUEST: TypeAdapter[ProbeRequest] = TypeAdapter(ProbeRequest)
-PROBE_REPLY: TypeAdapter[ProbeReply] = TypeAdapter(ProbeReply)
+PROBE = Endpoint("unicron.probe.*", ProbeRequest, ProbeReply, by=("detector",), to=("node",), timeout_s=1.0)
+"""The time-out is beside that of the request itself: a round trip with a delay of 0.2 s in each direction, and the
+repetition of a segment that was lost. With less, a witness in such a network that waits for the whole time-out of a
+probe would answer too late, and could never say that a node is silent."""
 
 
 def line(node: str, incarnation: str) -> bytes:

@@ -5,17 +5,12 @@ It is no decision and stays out of the log: it says what is so at this moment, a
 
 from __future__ import annotations
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
+from shared.bus.endpoints import NOTHING, Endpoint
 from shared.bus.messages import Message, Time
 from shared.model import Model
 from shared.names import Label, Name
-
-REACHABILITY = "unicron.reachability"
-"""Subject of the message (published)."""
-
-ECHO = "unicron.echo"
-"""Prefix of the subject on which the detector hears itself, which shows that its own connection works."""
 
 PUBLISHED_EVERY_S = 1.0
 """Interval at which the message is repeated; a change is published at once."""
@@ -44,4 +39,7 @@ class Reachability(Message):
     cut_off_since: Time | None = None
 
 
-MESSAGE: TypeAdapter[Reachability] = TypeAdapter(Reachability)
+REACHABILITY = Endpoint("unicron.reachability", Reachability, NOTHING, by=("detector",), to=("api",))
+
+ECHO = Endpoint("unicron.echo.*", NOTHING, NOTHING, by=("detector",), to=("detector",))
+"""On it a detector hears itself, which shows that its own connection works."""

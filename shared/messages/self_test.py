@@ -9,23 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
-from shared.bus.messages import Message, MessageId, decode
-from shared.errors import Unavailable, Undecodable
+from shared.bus.endpoints import Endpoint
+from shared.bus.messages import Message, MessageId
+from shared.errors import Unavailable
 from shared.events.node_events import CheckResult
 from shared.messages.probes import ProbeTarget
 from shared.names import Name
 
 if TYPE_CHECKING:
     from shared.bus.connection import Bus
-
-SELF_TEST = "unicron.self-test"
-"""Prefix of the subjects of self-tests; the node's name follows (request and reply)."""
-
-SELF_TEST_TIMEOUT_S = 45.0
-"""Time for an agent's self-test. It takes two seconds; on a busy machine whose fork server has not imported torch
-yet, ten times that. A machine that takes longer should not be used."""
 
 BANDWIDTH = "bandwidth"
 """Name of the check of the links to peers."""
@@ -63,8 +57,11 @@ class SelfTestResult(Message):
     checks: list[CheckResult] = Field(default_factory=list)
 
 
-SELF_TEST_REQUEST: TypeAdapter[SelfTest] = TypeAdapter(SelfTest)
-SELF_TEST_RESULT: TypeAdapter[SelfTestResult] = TypeAdapter(SelfTestResult)
+SELF_TEST = Endpoint(
+    "unicron.self-test.*", SelfTest, SelfTestResult, by=("detector", "api"), to=("node",), timeout_s=45.0
+)
+"""A test takes two seconds; on a busy machine whose fork server has not imported torch yet, ten times that. A machine
+that takes longer should not be used."""
 
 
 async def run_self_test(bus: Bus, node: str, peers: Mapping[str, ProbeTarget], *, empty: bool) -> SelfTestResult:
@@ -99,10 +96,7 @@ async def _ask(bus: Bus, node: str, request: SelfTest) -> SelfTestResult:
     Raises:
         Unavailable: it does not answer, or not readably.
     """
-    data = request.model_dump_json().encode()
     try:
-        return decode(SELF_TEST_RESULT, await bus.request(f"{SELF_TEST}.{node}", data, timeout_s=SELF_TEST_TIMEOUT_S))
+        return await bus.call(SELF_TEST, request, node)
     except Unavailable as err:
         raise Unavailable(f"the agent of node {node!r} does not answer: {err.detail}") from err
-    except Undecodable as err:
-        raise Unavailable(f"the agent of node {node!r} does not answer readably: {err.detail}") from err

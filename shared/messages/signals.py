@@ -2,7 +2,7 @@
 
 Signals are requests on ``SIGNALS``: the detector replies when the events that follow from a signal are in the log, and
 an agent repeats a signal until it has a reply (the same ``signal_id``: a repeat has no effect). A signal that the
-detector cannot read gets a ``refusal`` for a reply, so that the agent's next signal is sent. Heartbeats are never
+detector cannot read gets the reason for a reply, so that the agent's next signal is sent. Heartbeats are never
 repeated. The api reads heartbeats as well. ``shared.bus.messages`` has the rules for programs of several versions.
 """
 
@@ -11,23 +11,12 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from shared.bus.endpoints import NOTHING, Codec, Endpoint
 from shared.bus.messages import REASON_CHARACTERS, Integer, Message, MessageId, Seconds, Time
 from shared.model import Model
-from shared.names import Endpoint, FilePath, Host, Label, Name, WorkerName
-
-SIGNALS = "unicron.signals"
-"""Subject of signals (request and reply; the reply is ``ACCEPTED`` or a ``refusal``)."""
-
-ACCEPTED = b"+"
-"""The reply to a signal whose events are in the log."""
-
-REFUSED = b"-"
-"""Beginning of the reply to a signal that was dropped; the reason follows."""
-
-HEARTBEATS = "unicron.heartbeats"
-"""Prefix of the subjects of heartbeats: an agent publishes to ``unicron.heartbeats.<node>``."""
+from shared.names import FilePath, Host, Label, Name, SocketAddress, WorkerName
 
 RECONNECT_GRACE_S = 2.0
 """Time added to the time-outs of agents after an outage of the bus. Clients reconnect within about 0.2 s (measured); a
@@ -44,11 +33,6 @@ MAX_PHASES = 32
 
 STATES = ("idle", "starting", "ready", "training", "waiting")
 """States of a worker that this version knows."""
-
-
-def refusal(reason: str) -> bytes:
-    """Return the reply to a signal that was dropped for this reason."""
-    return REFUSED + f" {reason[:REASON_CHARACTERS]}".encode(errors="replace")
 
 
 def _fallback(known: tuple[str, ...], otherwise: str | None) -> BeforeValidator:
@@ -229,7 +213,32 @@ Signal = Annotated[
     RankSignals | DeviceFailed,
     Field(discriminator="kind"),
 ]
-SIGNAL: TypeAdapter[Signal] = TypeAdapter(Signal)
+
+
+class _Verdicts(Codec[str | None]):
+    """``+``, if the events of a signal are in the log; ``-`` and the reason, if the signal was dropped."""
+
+    def __init__(self) -> None:
+        super().__init__(str, "`+`, or `-` and the reason")
+
+    def encode(self, message: str | None) -> bytes:
+        return b"+" if message is None else f"- {message[:REASON_CHARACTERS]}".encode(errors="replace")
+
+    def decode(self, data: bytes) -> str | None:
+        return data[1:].decode(errors="replace").strip()[:REASON_CHARACTERS] if data.startswith(b"-") else None
+
+
+SIGNALS = Endpoint(
+    "unicron.signals.*",
+    Codec[Signal](Signal, "Signal"),
+    _Verdicts(),
+    by=("node",),
+    to=("detector",),
+    timeout_s=1.0,
+    names_sender=True,
+)
+"""The reply says why a signal was dropped; None: its events are in the log. The detector answers after one append to
+the log, in about 5 ms. A request without an answer is repeated after the time-out."""
 
 
 def received(signal: Signal, at: datetime) -> Signal:
@@ -377,7 +386,7 @@ class Heartbeat(Message):
     hardware: Label = "cpu"
     addresses: dict[Label, Host] = Field(default_factory=dict)
     network: Label = ""
-    probe: Endpoint = ""
+    probe: SocketAddress = ""
     supervisor: Label = ""
     workers: list[WorkerStatus]
     counters: dict[str, Integer] = Field(default_factory=dict)
@@ -395,4 +404,6 @@ class Heartbeat(Message):
         return self
 
 
-HEARTBEAT: TypeAdapter[Heartbeat] = TypeAdapter(Heartbeat)
+HEARTBEATS = Endpoint(
+    "unicron.heartbeats.*", Heartbeat, NOTHING, by=("node",), to=("detector", "api"), names_sender=True
+)

@@ -1,4 +1,4 @@
-"""Requests for the stacks of ranks: what each rank of a task that makes no progress is doing (``ASK_STACKS``).
+"""Requests for the stacks of ranks: what each rank of a task that makes no progress is doing (``STACKS``).
 
 The detector asks the agents of a task's nodes once the task is suspected to hang
 (``services/detector/progress/standstill.py``), so that the answers are there when the hang is judged; nobody waits for
@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
+from shared.bus.endpoints import Endpoint
 from shared.bus.messages import Integer, Message
 from shared.events.evidence import COLLECTIVE_GROUPS, OPERATIONS, STACK_CHARACTERS
 from shared.model import Model
 from shared.names import Name, WorkerName
-
-STACKS = "unicron.stacks"
-"""Prefix of the subjects of requests for stacks; the node that is to answer follows (request and reply)."""
 
 MAX_TIMEOUT_S = 2.0
 """Longest time-out that an agent accepts. A rank that can write its stacks at all does within milliseconds, and on a
@@ -82,5 +80,5 @@ class StacksReply(Message):
     workers: dict[WorkerName, RankReport] = Field(default_factory=dict)
 
 
-STACKS_REQUEST: TypeAdapter[StacksRequest] = TypeAdapter(StacksRequest)
-STACKS_REPLY: TypeAdapter[StacksReply] = TypeAdapter(StacksReply)
+STACKS = Endpoint("unicron.stacks.*", StacksRequest, StacksReply, by=("detector",), to=("node",), timeout_s=1.0)
+"""The time-out is beside that of the request itself, as that of ``PROBE``."""

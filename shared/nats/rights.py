@@ -1,10 +1,10 @@
 """The rights of each identity on the bus: the subjects that it may publish to and subscribe to.
 
-``RIGHTS`` is the one table: the authorization of nats-server is made from it, and docs/security.md shows it. Three
-rules:
+``RIGHTS`` is the one table, which follows from the endpoints (``shared.messages.endpoints``): the authorization of
+nats-server is made from it, and docs/security.md shows it. Three rules:
 
 * A node publishes on subjects that end with its own name, and subscribes to such only. Who receives compares the
-  subject with the name in the message (``shared.messages.senders``), so a node speaks for no other.
+  subject with the name in the message (``Endpoint.read``), so a node speaks for no other.
 * Replies go to an inbox, whose subject begins with the identity of whoever asked, and ends with random text. Nodes may
   publish to the inboxes of the services that ask them, and read none but their own. (NATS's ``allow_responses`` would
   need no such right. It forgets who may answer after two minutes, and when a node is added; a command takes longer.)
@@ -17,20 +17,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from shared.bus.endpoints import NOTHING
 from shared.bus.identities import NODE, SERVICES, inbox_prefix, node_identity, node_of
-from shared.messages.admission import ALIVE, DEPARTURES, HELLO, REVOKED
-from shared.messages.agent_restart import AGENT_RESTART
-from shared.messages.commands import COMMANDS, LEFTOVERS
-from shared.messages.common_time import SUBJECT as TIME
-from shared.messages.injection import FAULTS
-from shared.messages.limits_in_force import LIMITS
-from shared.messages.node_files import FILES
-from shared.messages.probes import PROBE
-from shared.messages.reachability import ECHO, REACHABILITY
-from shared.messages.self_test import SELF_TEST
-from shared.messages.signals import HEARTBEATS, SIGNALS
-from shared.messages.stacks import STACKS
-from shared.service.frame import AGENT, HEALTH
+from shared.messages.endpoints import ENDPOINTS
+from shared.messages.health import AGENT, HEALTH
 
 
 class Rights(NamedTuple):
@@ -43,62 +33,44 @@ class Rights(NamedTuple):
 _LOG = ("unicron.log.>", "$JS.API.>", "$JS.ACK.>")
 """What relaying and following the log takes (``shared.log``)."""
 
-_ASKING = ("detector", "transition", "api")
-"""Services that ask nodes, which answer to their inboxes."""
-
 _NODE = "{node}"
 """Stands for the node's name in the table."""
 
-_NODES = inbox_prefix(node_identity("*"))
 
-
-def _service(name: str, publish: tuple[str, ...] = (), subscribe: tuple[str, ...] = ()) -> Rights:
-    """Return the rights of a service: its own, and what all services do."""
-    inboxes = tuple(f"{inbox_prefix(service)}.>" for service in SERVICES)
+def _of_service(name: str) -> Rights:
+    """Return the rights of a service: its endpoints, and what all services do."""
+    own = HEALTH.at(name)
+    published = [endpoint.subject for endpoint in ENDPOINTS if name in endpoint.by]
+    heard = [endpoint.subject for endpoint in ENDPOINTS if name in endpoint.to and endpoint is not HEALTH]
+    inboxes = [f"{inbox_prefix(service)}.>" for service in SERVICES]
+    if any(NODE in one.by and name in one.to and one.reply is not NOTHING for one in ENDPOINTS):
+        inboxes.append(f"{inbox_prefix(node_identity('*'))}.>")
     # A container's probe asks for a service's health with the service's credential.
-    health = f"{HEALTH}.{name}"
+    health = [] if HEALTH.subject in published else [own]
+    return Rights((*published, *health, *_LOG, *inboxes), (*heard, own, f"{inbox_prefix(name)}.>"))
+
+
+def _of_node() -> Rights:
+    """Return the rights of a node: its endpoints, and to answer the services that ask it."""
+    health, own = HEALTH.at(f"{AGENT}{_NODE}"), f"{inbox_prefix(node_identity(_NODE))}.>"
+    answered = [one for one in ENDPOINTS if NODE in one.to and one.reply is not NOTHING]
+    asking = [service for service in SERVICES if any(service in one.by for one in answered)]
     return Rights(
-        (*publish, *_LOG, TIME, *(() if f"{HEALTH}.*" in publish else (health,)), *inboxes),
-        (*subscribe, TIME, health, f"{inbox_prefix(name)}.>"),
+        (
+            *(endpoint.at(_NODE) for endpoint in ENDPOINTS if NODE in endpoint.by),
+            *(f"{inbox_prefix(service)}.>" for service in asking),
+            health,
+            own,
+        ),
+        (
+            *(one.at(_NODE) for one in ENDPOINTS if NODE in one.to and one is not HEALTH),
+            health,
+            own,
+        ),
     )
 
 
-RIGHTS: Mapping[str, Rights] = {
-    "detector": _service(
-        "detector",
-        (
-            *(f"{prefix}.*.*" for prefix in (ALIVE, REVOKED)),
-            *(f"{prefix}.*" for prefix in (PROBE, STACKS, SELF_TEST, LEFTOVERS)),
-            REACHABILITY,
-            f"{ECHO}.*",
-            f"{_NODES}.>",
-        ),
-        (f"{HEARTBEATS}.*", f"{SIGNALS}.*", f"{HELLO}.*", f"{DEPARTURES}.*", f"{ECHO}.*", LIMITS),
-    ),
-    "planner": _service("planner"),
-    "transition": _service("transition", (f"{COMMANDS}.*",)),
-    "api": _service(
-        "api",
-        (*(f"{prefix}.*" for prefix in (FILES, SELF_TEST, AGENT_RESTART, FAULTS)), LIMITS, f"{HEALTH}.*"),
-        (f"{HEARTBEATS}.*", REACHABILITY),
-    ),
-    NODE: Rights(
-        (
-            *(f"{prefix}.{_NODE}" for prefix in (HEARTBEATS, SIGNALS, HELLO, DEPARTURES)),
-            f"{HEALTH}.{AGENT}{_NODE}",
-            *(f"{inbox_prefix(service)}.>" for service in _ASKING),
-            f"{inbox_prefix(node_identity(_NODE))}.>",
-        ),
-        (
-            *(f"{prefix}.{_NODE}" for prefix in (COMMANDS, LEFTOVERS, PROBE, STACKS, FILES, SELF_TEST)),
-            *(f"{prefix}.{_NODE}" for prefix in (AGENT_RESTART, FAULTS)),
-            f"{ALIVE}.{_NODE}.*",
-            f"{REVOKED}.{_NODE}.*",
-            f"{HEALTH}.{AGENT}{_NODE}",
-            f"{inbox_prefix(node_identity(_NODE))}.>",
-        ),
-    ),
-}
+RIGHTS: Mapping[str, Rights] = {NODE: _of_node()} | {name: _of_service(name) for name in SERVICES}
 """Service, or ``node`` -> its rights; ``{node}`` stands for the node's name."""
 
 RightsOf = Callable[[str], Rights | None]

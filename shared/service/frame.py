@@ -18,19 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
-from pydantic import Field, TypeAdapter
 
 from shared.bus import cancellation
 from shared.bus.connection import Bus
 from shared.bus.credentials import Credential
 from shared.bus.dropped import DroppedMessages
-from shared.bus.messages import Integer
 from shared.bus.outages import LOG, Outages
 from shared.clock import PROCESS_CLOCK
 from shared.errors import Unavailable, UnicronError
 from shared.machine.process import collect_seldom, hide_memory, watch_parent
 from shared.messages import common_time
-from shared.model import Model
+from shared.messages.health import AGENT, HEALTH, Health
 from shared.service import metrics
 from shared.service.joining import check_identity, credential_of, joined
 from shared.service.log_lines import log_to_stderr
@@ -41,30 +39,6 @@ if TYPE_CHECKING:
     from shared.log.journal import Journal
 
 logger = logging.getLogger(__name__)
-
-HEALTH = "unicron.health"
-"""Prefix of the subjects of health requests; the service's name follows."""
-
-AGENT = "agent-"
-"""What the name of a node's agent begins with; the node follows."""
-
-
-class Health(Model):
-    """The reply to a health request.
-
-    ``ready``: the service works. ``detail``: why it does not. ``counters``: numbers by name. ``handled``: position of
-    the log up to which the service has handled it; None: it follows no log.
-    """
-
-    name: str = ""
-    pid: Integer = 0
-    ready: bool = False
-    detail: str = ""
-    counters: dict[str, Integer] = Field(default_factory=dict)
-    handled: Integer | None = None
-
-
-HEALTH_REPLY: TypeAdapter[Health] = TypeAdapter(Health)
 
 
 @dataclass
@@ -122,10 +96,10 @@ class Context:
             self.is_ready = True
             print("ready", flush=True)
 
-    async def health(self, _: bytes = b"") -> bytes:
-        """Return the reply to a health request: JSON of ``Health``."""
+    async def health(self, _: None = None) -> Health:
+        """Return the reply to a health request."""
         detail = self.outages.detail or ("" if self.is_ready else "starting")
-        health = Health(
+        return Health(
             name=self.name,
             pid=os.getpid(),
             ready=not detail,
@@ -133,7 +107,6 @@ class Context:
             counters=self.counters,
             handled=self.opened.handled if self.opened is not None else None,
         )
-        return health.model_dump_json().encode()
 
     def _metrics(self) -> Iterator[Metric]:
         """Yield the metrics that every service and agent has."""
@@ -233,7 +206,7 @@ async def _work(
 
             serving = keep_serving(context.registry, *address, settings.allowed_host_names)
             stack.push_async_callback(cancellation.cancelled, asyncio.create_task(serving, name="metrics"))
-        await bus.serve(f"{HEALTH}.{name}", context.health)
+        await bus.serve(HEALTH, context.health, name)
         if with_journal:
             # Node agents have no journal, and start in two thirds of the time without SQLAlchemy.
             from shared.log.journal import Journal

@@ -18,8 +18,8 @@ from tests.agent.kit import HERE, WORKERS, Driver, Ear, supervision
 async def ear(bus: Bus) -> Ear:
     """The detector's end of the bus."""
     found = Ear(bus)
-    await bus.serve(f"{SIGNALS}.*", found.signal)
-    await bus.subscribe(f"{HEARTBEATS}.*", found.heartbeat)
+    await bus.answer(SIGNALS.subject, lambda _, data: found.signal(data))
+    await bus.listen(HEARTBEATS.subject, found.heartbeat)
     return found
 
 

@@ -19,7 +19,7 @@ from services.agent.supervisor import Supervisor
 from shared.bus.connection import Bus
 from shared.events.plans import Layout, Member, Stage
 from shared.messages.commands import COMMANDS, Reply
-from shared.messages.signals import SIGNAL, Heartbeat
+from shared.messages.signals import SIGNALS, Heartbeat
 from shared.service.changes import Changes
 from shared.settings.model import Settings
 
@@ -77,7 +77,7 @@ class Ear:
     answering: bool = True
 
     async def signal(self, data: bytes) -> bytes:
-        self.signals.append(SIGNAL.validate_json(data))
+        self.signals.append(SIGNALS.request.decode(data))
         self.changes.notify()
         if not self.answering:
             await asyncio.Event().wait()
@@ -112,7 +112,7 @@ class Driver:
 
     async def send(self, command: dict[str, Any]) -> Reply:
         data = json.dumps(command).encode()
-        return Reply.model_validate_json(await self.bus.request(f"{COMMANDS}.{self.node}", data, timeout_s=WAIT_S))
+        return Reply.model_validate_json(await self.bus.request(COMMANDS.at(self.node), data, timeout_s=WAIT_S))
 
     async def prepare(self, generation: int = 1, workers: Any = None, *, behaviour: str = "train") -> Reply:
         spec = {**SPEC, "env": {"BEHAVIOUR": behaviour}}

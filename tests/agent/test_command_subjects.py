@@ -16,11 +16,13 @@ async def test_the_detector_has_processes_ended_and_nothing_else(agent: Agent, d
     pids = await train(driver)
     # What all commands have, and workers, without a kind: it is no release either.
     nameless = {"command_id": "nameless", "plan": "p9", "task": "gpt", "generation": 9, "workers": ["n0/0"]}
-    answer = await bus.request(f"{LEFTOVERS}.n0", json.dumps(nameless).encode(), timeout_s=WAIT_S)
+    answer = await bus.request(LEFTOVERS.at("n0"), json.dumps(nameless).encode(), timeout_s=WAIT_S)
     assert Reply.model_validate_json(answer).code is FailureCode.UNDECODABLE
     assert all(alive(pid) for pid in pids.values())
     for command in COMMAND_SAMPLES:
-        answer = await bus.request(f"{LEFTOVERS}.n0", command.model_dump_json(by_alias=True).encode(), timeout_s=WAIT_S)
+        answer = await bus.request(
+            LEFTOVERS.at("n0"), command.model_dump_json(by_alias=True).encode(), timeout_s=WAIT_S
+        )
         reply = Reply.model_validate_json(answer)
         if isinstance(command, ReleaseTask):
             assert reply.ok

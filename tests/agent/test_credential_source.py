@@ -36,7 +36,7 @@ async def own(nats: OpenServer, bus: Bus) -> Settings:
     async def admit(_: bytes) -> bytes:
         return Answer(verdict="admitted").model_dump_json().encode()
 
-    await bus.serve(f"{HELLO}.*", admit)
+    await bus.answer(HELLO.subject, lambda _, data: admit(data))
     file = await add_node(nats)
     return Settings(node="n0", run_dir=nats.directory.parent, nats_url=nats.url, nats_credential=file)
 

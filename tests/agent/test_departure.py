@@ -60,7 +60,7 @@ async def test_an_agent_ends_where_no_detector_answers(settings: Settings, bus: 
     async def admit(_: bytes) -> bytes:
         return Answer(verdict="admitted").model_dump_json().encode()
 
-    await bus.serve(f"{HELLO}.*", admit)
+    await bus.answer(HELLO.subject, lambda _, data: admit(data))
     async with running(settings, "n0", tmp_path / "agent.log") as agent:
         await agent.ready()
         assert await end(agent) == 0
@@ -69,5 +69,5 @@ async def test_an_agent_ends_where_no_detector_answers(settings: Settings, bus: 
 
 async def test_a_departure_that_cannot_be_read_is_answered(settings: Settings, bus: Bus, journal: Journal) -> None:
     async with watching(settings, bus, journal):
-        answer = await bus.request(f"{DEPARTURES}.n0", b'{"node": "N 0"}', timeout_s=WAIT_S)
+        answer = await bus.request(DEPARTURES.at("n0"), b'{"node": "N 0"}', timeout_s=WAIT_S)
     assert DepartureAnswer.model_validate_json(answer).verdict == "refused"

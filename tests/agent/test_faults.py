@@ -12,9 +12,8 @@ import pytest
 from services.agent.faults import Faults, memory_limit
 from services.agent.node.slots import Node
 from shared.bus.connection import Bus
-from shared.bus.dropped import DroppedMessages
 from shared.errors import InvalidInput
-from shared.messages.injection import FAULT_RESULT, FAULTS, FaultRequest, FaultResult
+from shared.messages.injection import FAULTS, FaultRequest, FaultResult
 from tests.agent.kit import WAIT_S
 from unicron.protocol import messages
 
@@ -32,19 +31,17 @@ class Bench:
         process.attached = process.configured = True
         process.rank, process.step = 1, STEP
         self.sent: list[messages.Message] = []
-        self.counters: dict[str, int] = {}
         self.faults = Faults(self.node, lambda _, message: self.sent.append(message), bus, enabled=True, **options)
 
     async def ask(self, fault: str, *, fault_id: str = "f", **changes: Any) -> FaultResult:
         about: dict[str, Any] = {"task": "gpt", "worker": "n0/0", "rank": 1}
         request = FaultRequest(fault_id=fault_id, fault=fault, **about | changes)
-        data = request.model_dump_json().encode()
-        return FAULT_RESULT.validate_json(await self.bus.request(f"{FAULTS}.n0", data, timeout_s=WAIT_S))
+        return await self.bus.call(FAULTS, request, "n0", timeout_s=WAIT_S)
 
 
 async def bench(bus: Bus, **options: Any) -> Bench:
     made = Bench(bus, **options)
-    await made.faults.serve(DroppedMessages(made.counters))
+    await made.faults.serve()
     return made
 
 
@@ -88,10 +85,10 @@ async def test_an_agent_that_may_not_refuses_all(bus: Bus) -> None:
 
 
 async def test_an_unreadable_request_is_answered_and_counted(bus: Bus) -> None:
-    agent = await bench(bus)
-    result = FAULT_RESULT.validate_json(await bus.request(f"{FAULTS}.n0", b"{}", timeout_s=WAIT_S))
+    await bench(bus)
+    result = FAULTS.reply.decode(await bus.request(FAULTS.at("n0"), b"{}", timeout_s=WAIT_S))
     assert "cannot be read" in result.problem
-    assert sum(agent.counters.values()) == 1
+    assert bus.dropped.counters == {"undecodable": 1}
 
 
 async def test_an_xid_goes_to_whoever_reads_devices(bus: Bus) -> None:

@@ -21,7 +21,6 @@ from services.agent.files.file_server import FileServer
 from services.agent.files.rank_users import RankUsers
 from services.agent.files.task_secrets import TaskSecrets
 from shared.bus.connection import Bus
-from shared.bus.dropped import DroppedMessages
 from shared.errors import NotFound, Unavailable, Undecodable
 from shared.messages.node_files import (
     CHUNK_BYTES,
@@ -35,11 +34,11 @@ from shared.messages.node_files import (
     OutputFile,
     ReadOutput,
     ReadResult,
-    pack,
-    unpack,
+    successful,
 )
 from shared.model import Model
 from tests.agent.kit import WAIT_S, Driver, Ear
+from tests.local_bus import LocalBus
 from tests.versions.kit import ILL, ill_formed
 
 SECRET = "what nobody may read"
@@ -77,14 +76,15 @@ def run_dir(tmp_path: Path) -> Path:
 @pytest.fixture
 async def server(bus: Bus, run_dir: Path) -> AsyncIterator[FileServer]:
     """The part of an agent that serves files."""
-    started = FileServer(bus, "n0", run_dir, DroppedMessages({}), RankUsers(""), TaskSecrets())
+    started = FileServer(bus, "n0", run_dir, RankUsers(""), TaskSecrets())
     await started.start()
     yield started
     started.stop()
 
 
 async def ask(bus: Bus, **request: Any) -> tuple[FilesReply, bytes]:
-    return unpack(await bus.request(f"{FILES}.n0", json.dumps({"task": "gpt", **request}).encode(), timeout_s=WAIT_S))
+    data = json.dumps({"task": "gpt", **request}).encode()
+    return successful(FILES.reply.decode(await bus.request(FILES.at("n0"), data, timeout_s=WAIT_S)))
 
 
 async def test_an_agent_serves_what_its_ranks_print(bus: Bus, agent: Agent, ear: Ear, driver: Driver) -> None:
@@ -223,14 +223,14 @@ def test_whatever_comes_is_answered(folders: Path, message: bytes) -> None:
 @examples(deadline=None)
 def test_whatever_a_node_answers_is_a_reply_or_a_known_error(message: bytes, data: bytes) -> None:
     try:
-        unpack(message + b"\n" + data)
+        successful(FILES.reply.decode(message + b"\n" + data))
     except (NotFound, Unavailable, Undecodable):
         return
 
 
 def test_data_of_any_bytes_follows_the_reply() -> None:
     data = b"\n\n{}\0" + bytes(range(256))
-    assert unpack(pack(REPLIES[0], data)) == (REPLIES[0], data)
+    assert FILES.reply.decode(FILES.reply.encode((REPLIES[0], data))) == (REPLIES[0], data)
 
 
 @pytest.fixture(scope="module")
@@ -245,10 +245,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def served(run_dir: Path, message: bytes) -> bytes:
-    nowhere: Any = None
-    server = FileServer(nowhere, "n0", run_dir, DroppedMessages({}), RankUsers(""), TaskSecrets())
+    bus = LocalBus()
+    server = FileServer(bus, "n0", run_dir, RankUsers(""), TaskSecrets())
+
+    async def ask() -> bytes:
+        await server.start()
+        return await bus.ask(FILES.at("n0"), message)
+
     try:
-        return asyncio.run(server.serve(message))
+        return asyncio.run(ask())
     finally:
         server.stop()
 
@@ -265,13 +270,13 @@ async def test_a_file_system_that_hangs_delays_nobody_else(
         return FilesReply(), b""
 
     monkeypatch.setattr(server._folders, "answer", answer)
-    request = SAMPLES[0].model_dump_json().encode()
+    request = FILES.request.decode(SAMPLES[0].model_dump_json().encode())
     waiting = [asyncio.create_task(server.serve(request)) for _ in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(Unavailable, match="under way"):
-        unpack(await server.serve(request))
+        successful(await server.serve(request))
     hanging.set()
-    assert all(unpack(message)[0].ok for message in await asyncio.gather(*waiting))
+    assert all(reply.ok for reply, _ in await asyncio.gather(*waiting))
 
 
 def test_links_that_lead_out_of_the_allowed_directories_are_named(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ async def test_a_node_without_devices_hides_those_of_the_machine(
     async def admit(_: bytes) -> bytes:
         return Answer(verdict="admitted").model_dump_json().encode()
 
-    await ear.bus.serve(f"{HELLO}.*", admit)
+    await ear.bus.answer(HELLO.subject, lambda _, data: admit(data))
     nvml = RecordedNvml(tmp_path / "nvml", devices=1)
     environment = {**nvml.environment, **variables}
     async with running(settings, "n0", tmp_path / "agent.log", environment=environment) as agent:

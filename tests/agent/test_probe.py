@@ -6,9 +6,8 @@ import asyncio
 
 from services.agent.agent import Agent
 from shared.bus.connection import Bus
-from shared.bus.messages import decode
 from shared.messages import probes
-from shared.messages.probes import PROBE, PROBE_REPLY, Outcome, ProbeRequest, ProbeTarget
+from shared.messages.probes import PROBE, Outcome, ProbeRequest, ProbeTarget
 from tests.agent.kit import Ear
 
 TIMEOUT_S = 10.0
@@ -45,12 +44,12 @@ async def test_an_agent_probes_those_it_is_asked_about(ear: Ear, agent: Agent, b
             },
             timeout_s=TIMEOUT_S,
         )
-        data = await bus.request(f"{PROBE}.n0", request.model_dump_json().encode(), timeout_s=2 * TIMEOUT_S)
-    reply = decode(PROBE_REPLY, data)
+        data = await bus.request(PROBE.at("n0"), request.model_dump_json().encode(), timeout_s=2 * TIMEOUT_S)
+    reply = PROBE.reply.decode(data)
     assert (reply.node, reply.known()) == ("n0", {"n1": Outcome.REACHED, "n2": Outcome.ABSENT})
 
 
 async def test_a_request_that_cannot_be_read_is_counted_and_answered(ear: Ear, agent: Agent, bus: Bus) -> None:
-    reply = decode(PROBE_REPLY, await bus.request(f"{PROBE}.n0", b'{"protocol": 9}', timeout_s=TIMEOUT_S))
+    reply = PROBE.reply.decode(await bus.request(PROBE.at("n0"), b'{"protocol": 9}', timeout_s=TIMEOUT_S))
     assert reply.known() == {}
     await ear.until(lambda: ear.heartbeats[-1].counters.get("undecodable") == 1)

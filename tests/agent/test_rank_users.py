@@ -23,7 +23,7 @@ from services.agent.files.snapshot_folders import SnapshotFolders, node_folder
 from shared.bus.connection import Bus
 from shared.errors import InvalidInput, Unavailable
 from shared.messages.admission import HELLO, Answer
-from shared.messages.node_files import FILES, CheckInputs, unpack
+from shared.messages.node_files import FILES, CheckInputs
 from shared.service.joining import credential_of
 from shared.settings.model import MAX_UID, Settings, read_settings, uid_range
 from tests.agent import readable
@@ -113,7 +113,7 @@ async def test_a_hostile_script_finds_nothing(
     async def admit(_: bytes) -> bytes:
         return Answer(verdict="admitted").model_dump_json().encode()
 
-    await bus.serve(f"{HELLO}.*", admit)
+    await bus.answer(HELLO.subject, lambda _, data: admit(data))
     settings = settings.model_copy(update={"run_dir": run_dir})
     secret, users = credential_of(settings).seed, RankUsers(UIDS)
     script, corpus = run_dir / "hostile.py", run_dir / "corpus.txt"
@@ -146,8 +146,8 @@ async def test_a_hostile_script_finds_nothing(
 
 
 async def inputs(bus: Bus, *, data: str, script: str) -> list[dict[str, Any]]:
-    request = CheckInputs(task="gpt", vocabulary=300, data=data, script=script).model_dump_json().encode()
-    reply, _ = unpack(await bus.request(f"{FILES}.n0", request, timeout_s=WAIT_S))
+    request = CheckInputs(task="gpt", vocabulary=300, data=data, script=script)
+    reply, _ = await bus.call(FILES, request, "n0", timeout_s=WAIT_S)
     return [problem.model_dump() for problem in reply.problems]
 
 

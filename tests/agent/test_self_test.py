@@ -19,8 +19,6 @@ from shared.messages.self_test import (
     BANDWIDTH,
     BANDWIDTH_FLOOR_BYTES_PER_S,
     SELF_TEST,
-    SELF_TEST_REQUEST,
-    SELF_TEST_RESULT,
     SelfTest,
     SelfTestResult,
     run_self_test,
@@ -33,8 +31,8 @@ from unicron.process import self_check
 async def problem(bus: Bus, *, empty: bool = False) -> str:
     """Have the agent test itself; return what is wrong."""
     request = SelfTest(empty=empty).model_dump_json().encode()
-    answer = await bus.request(f"{SELF_TEST}.n0", request, timeout_s=WAIT_S)
-    result = SELF_TEST_RESULT.validate_json(answer)
+    answer = await bus.request(SELF_TEST.at("n0"), request, timeout_s=WAIT_S)
+    result = SELF_TEST.reply.decode(answer)
     assert result.incarnation == "0" * 32
     return result.problem
 
@@ -67,13 +65,13 @@ async def test_a_fork_server_that_starts_nothing_fails_it(agent: Agent, bus: Bus
 
 
 async def test_a_request_that_cannot_be_read_is_answered(agent: Agent, bus: Bus) -> None:
-    answer = await bus.request(f"{SELF_TEST}.n0", b"[]", timeout_s=WAIT_S)
-    assert "cannot be read" in SELF_TEST_RESULT.validate_json(answer).problem
+    answer = await bus.request(SELF_TEST.at("n0"), b"[]", timeout_s=WAIT_S)
+    assert "cannot be read" in SELF_TEST.reply.decode(answer).problem
 
 
 async def ask(bus: Bus, node: str = "n0", **fields: Any) -> SelfTestResult:
-    answer = await bus.request(f"{SELF_TEST}.{node}", SelfTest(**fields).model_dump_json().encode(), timeout_s=WAIT_S)
-    return SELF_TEST_RESULT.validate_json(answer)
+    answer = await bus.request(SELF_TEST.at(node), SelfTest(**fields).model_dump_json().encode(), timeout_s=WAIT_S)
+    return SELF_TEST.reply.decode(answer)
 
 
 async def test_each_check_is_named_with_its_value_and_its_bound(agent: Agent, bus: Bus) -> None:
@@ -138,11 +136,11 @@ async def test_the_peers_own_rate_decides_what_is_enough(bus: Bus) -> None:
 
     async def serve(name: str) -> None:
         async def answer(data: bytes) -> bytes:
-            requests.append((name, SELF_TEST_REQUEST.validate_json(data)))
+            requests.append((name, SELF_TEST.request.decode(data)))
             check = CheckResult(name=BANDWIDTH, ok=True, value=4e9)
             return SelfTestResult(incarnation="i", checks=[check]).model_dump_json().encode()
 
-        await bus.serve(f"{SELF_TEST}.{name}", answer)
+        await bus.answer(SELF_TEST.at(name), lambda _, data: answer(data))
 
     await serve("n1")
     await serve("n9")

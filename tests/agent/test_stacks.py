@@ -10,14 +10,14 @@ from services.agent.ranks import stacks
 from shared.bus.connection import Bus
 from shared.events.evidence import STACK_CHARACTERS
 from shared.messages.signals import ProcessExited
-from shared.messages.stacks import MAX_TIMEOUT_S, STACKS, STACKS_REPLY, StacksReply, StacksRequest
+from shared.messages.stacks import MAX_TIMEOUT_S, STACKS, StacksReply, StacksRequest
 from tests.agent.kit import WAIT_S, Driver, Ear, train
 
 
 async def ask(bus: Bus, generation: int = 1) -> StacksReply:
     request = StacksRequest(task="gpt", generation=generation, timeout_s=MAX_TIMEOUT_S)
-    answer = await bus.request(f"{STACKS}.n0", request.model_dump_json().encode(), timeout_s=WAIT_S)
-    return STACKS_REPLY.validate_json(answer)
+    answer = await bus.request(STACKS.at("n0"), request.model_dump_json().encode(), timeout_s=WAIT_S)
+    return STACKS.reply.decode(answer)
 
 
 async def test_ranks_report_their_stacks_and_a_stopped_one_that_it_cannot(

@@ -14,7 +14,7 @@ import pytest
 
 from shared.bus.connection import Bus
 from shared.messages.admission import HELLO, Answer
-from shared.messages.agent_restart import AGENT_RESTART, AGENT_RESTART_RESULT, AgentRestart
+from shared.messages.agent_restart import AGENT_RESTART, AgentRestart
 from shared.messages.probes import Outcome, ProbeTarget, probe
 from shared.messages.signals import Heartbeat, ProcessExited
 from shared.settings.model import Settings
@@ -34,7 +34,7 @@ async def node(settings: Settings, bus: Bus, ear: Ear, tmp_path: Path) -> AsyncI
     async def admit(_: bytes) -> bytes:
         return Answer(verdict="admitted").model_dump_json().encode()
 
-    await bus.serve(f"{HELLO}.*", admit)
+    await bus.answer(HELLO.subject, lambda _, data: admit(data))
     async with running(settings, "n0", tmp_path / "agent.log") as program:
         await program.ready()
         async with asyncio.timeout(START_S):
@@ -77,8 +77,8 @@ async def hand_over(bus: Bus, ear: Ear) -> Heartbeat:
     """Ask the agent to hand over; return its last heartbeat."""
     last = ear.heartbeats[-1]
     request = AgentRestart(incarnation=last.incarnation).model_dump_json().encode()
-    answer = await bus.request(f"{AGENT_RESTART}.n0", request, timeout_s=WAIT_S)
-    assert AGENT_RESTART_RESULT.validate_json(answer).incarnation == last.incarnation
+    answer = await bus.request(AGENT_RESTART.at("n0"), request, timeout_s=WAIT_S)
+    assert AGENT_RESTART.reply.decode(answer).incarnation == last.incarnation
     return last
 
 
@@ -111,8 +111,8 @@ async def test_an_agent_hands_over_on_request(node: Program, bus: Bus, ear: Ear)
         await successor(ear, before)
     await ear.until(lambda: pids(ear.heartbeats[-1]) == ranks)
     request = AgentRestart(incarnation="of another agent").model_dump_json().encode()
-    answer = await bus.request(f"{AGENT_RESTART}.n0", request, timeout_s=WAIT_S)
-    assert AGENT_RESTART_RESULT.validate_json(answer).incarnation == ear.heartbeats[-1].incarnation
+    answer = await bus.request(AGENT_RESTART.at("n0"), request, timeout_s=WAIT_S)
+    assert AGENT_RESTART.reply.decode(answer).incarnation == ear.heartbeats[-1].incarnation
     assert ear.signals == []
     assert "is started again" not in node.log.read_text()
 

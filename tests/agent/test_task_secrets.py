@@ -41,7 +41,7 @@ async def test_a_rank_has_the_value_and_no_message_file_or_log_line_has_it(
     async def note(_: str, data: bytes) -> None:
         messages.append(data)
 
-    await bus.subscribe(">", note)
+    await bus.listen(">", note)
     spec = {**SPEC, "secrets": {"API_KEY": f"file:{key}"}, "env": {"BEHAVIOUR": "digest"}}
     assert (await driver.ask("prepare", 1, workers=driver.workers, spec=spec)).ok
     assert (await driver.configure()).ok

@@ -15,9 +15,8 @@ from services.agent.files.task_secrets import TaskSecrets
 from services.api.output import node_files
 from services.api.submission import submitted_inputs
 from shared.bus.connection import Bus
-from shared.bus.dropped import DroppedMessages
 from shared.errors import Unavailable
-from shared.messages.node_files import FILES, failed, pack
+from shared.messages.node_files import FILES, FilesAnswer, FilesRequest, failed
 
 
 class NodeMachines:
@@ -41,13 +40,13 @@ class NodeMachines:
             await self._start(node, run_dir or self.run_dir(node))
 
     async def _start(self, node: str, run_dir: Path) -> None:
-        server = FileServer(self._bus, node, run_dir, DroppedMessages({}), RankUsers(""), TaskSecrets())
+        server = FileServer(self._bus, node, run_dir, RankUsers(""), TaskSecrets())
         self._servers.append(server)
 
-        async def serve(message: bytes) -> bytes:
-            return pack(failed(Unavailable("away"))) if node in self.away else await server.serve(message)
+        async def serve(request: FilesRequest) -> FilesAnswer:
+            return failed(Unavailable("away")) if node in self.away else await server.serve(request)
 
-        await self._bus.serve(f"{FILES}.{node}", serve)
+        await self._bus.serve(FILES, serve, node, refuse=failed)
 
     def stop(self) -> None:
         """End the threads of all."""

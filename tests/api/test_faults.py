@@ -11,7 +11,7 @@ import pytest
 from shared.bus.connection import Bus
 from shared.events.union import FaultInjected, TaskFailed
 from shared.log.journal import Journal
-from shared.messages.injection import FAULT_REQUEST, FAULTS, FaultRequest, FaultResult
+from shared.messages.injection import FAULTS, FaultRequest, FaultResult
 from shared.service.tokens import Scope
 from shared.settings.model import Settings
 from tests.api.kit import Server, Story, bearer, serving
@@ -36,7 +36,7 @@ class StandIn:
         self.logged: list[int] = []
 
     async def serve(self, data: bytes) -> bytes:
-        self.asked.append(FAULT_REQUEST.validate_json(data))
+        self.asked.append(FAULTS.request.decode(data))
         self.logged.append(len(injected(self.api)))
         return self.result.model_dump_json().encode()
 
@@ -47,7 +47,7 @@ def injected(api: Server) -> list[FaultInjected]:
 
 async def agent(api: Server, bus: Bus, node: str = "n0", **result: Any) -> StandIn:
     made = StandIn(api, **result)
-    await bus.serve(f"{FAULTS}.{node}", made.serve)
+    await bus.answer(FAULTS.at(node), lambda _, data: made.serve(data))
     return made
 
 

@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute
 
 from services.api.gateway import Gateway
 from services.api.main import ROUTERS
+from shared.bus.dropped import DroppedMessages
 from shared.messages.signals import HEARTBEATS, Heartbeat, WorkerStatus
 from tests.api.kit import Story, client_of, offline_gateway
 
@@ -55,10 +56,12 @@ def gateway(story: Story, tmp_path: Path) -> Iterator[Gateway]:
 async def test_a_heartbeat_counts_for_the_node_that_has_sent_it_and_for_no_other(gateway: Gateway) -> None:
     """NATS vouches for the subject: a stolen credential of n9 publishes to it whatever it likes."""
     forged = heartbeat(2).model_copy(update={"sequence": 1 << 40})
-    await gateway.live.hear(f"{HEARTBEATS}.n9", forged.model_dump_json().encode())
+    dropped = DroppedMessages({})
+    hear = HEARTBEATS.receiver(gateway.live.hear, lambda _: None, dropped)
+    await hear(HEARTBEATS.at("n9"), HEARTBEATS.request.encode(forged))
     assert gateway.live.state().heartbeats["n0"].sequence == 1
-    assert gateway.live.dropped.counters == {"wrong_sender": 1}
-    await gateway.live.hear(f"{HEARTBEATS}.n0", heartbeat(2).model_dump_json().encode())
+    assert dropped.counters == {"wrong_sender": 1}
+    await hear(HEARTBEATS.at("n0"), HEARTBEATS.request.encode(heartbeat(2)))
     assert gateway.live.state().heartbeats["n0"].sequence == 2
 
 

@@ -26,8 +26,8 @@ from shared.events.union import (
     Observation,
 )
 from shared.log.log import EventLog
-from shared.messages.agent_restart import AGENT_RESTART, AGENT_RESTART_REQUEST, AgentRestart, AgentRestartResult
-from shared.messages.self_test import SELF_TEST, SELF_TEST_REQUEST, SelfTest, SelfTestResult
+from shared.messages.agent_restart import AGENT_RESTART, AgentRestart, AgentRestartResult
+from shared.messages.self_test import SELF_TEST, SelfTest, SelfTestResult
 from shared.model import utc_now
 from tests.api.kit import Server
 
@@ -78,13 +78,13 @@ class StandIn:
         self._result = SelfTestResult(incarnation=incarnation, problem=problem)
 
     async def serve(self, data: bytes) -> bytes:
-        self.asked.append(SELF_TEST_REQUEST.validate_json(data))
+        self.asked.append(SELF_TEST.request.decode(data))
         return self._result.model_dump_json().encode()
 
 
 async def agent(bus: Bus, **fields: str) -> StandIn:
     tested = StandIn(**fields)
-    await bus.serve(f"{SELF_TEST}.n0", tested.serve)
+    await bus.answer(SELF_TEST.at("n0"), lambda _, data: tested.serve(data))
     return tested
 
 
@@ -231,10 +231,10 @@ async def test_an_agent_hands_over_and_its_successor_is_the_nodes(api: Server, b
     asked: list[AgentRestart] = []
 
     async def answer(data: bytes) -> bytes:
-        asked.append(AGENT_RESTART_REQUEST.validate_json(data))
+        asked.append(AGENT_RESTART.request.decode(data))
         return AgentRestartResult(incarnation=INCARNATION).model_dump_json().encode()
 
-    await bus.serve(f"{AGENT_RESTART}.n0", answer)
+    await bus.answer(AGENT_RESTART.at("n0"), lambda _, data: answer(data))
     node = await ask(api, "agent/restart")
     assert (node["state"], node["incarnation"], node["agent_pid"]) == ("ready", INCARNATION, 1)
     assert asked == [AgentRestart(incarnation=INCARNATION)]
@@ -286,7 +286,7 @@ async def test_what_the_self_test_found_is_in_the_event(api: Server, bus: Bus) -
     async def serve(_: bytes) -> bytes:
         return result.model_dump_json().encode()
 
-    await bus.serve(f"{SELF_TEST}.n0", serve)
+    await bus.answer(SELF_TEST.at("n0"), lambda _, data: serve(data))
     await ask(api, "return")
     (event,) = await requests(api)
     assert isinstance(event, NodeReturned)

@@ -105,7 +105,7 @@ async def test_a_node_that_is_gone_is_named(
         write_output(machines.run_dir("n0"), TASK, f"1-n0-{slot}", "here\n")
 
     if state == "answers too late":
-        await bus.subscribe(f"{FILES}.n1", silent)
+        await bus.listen(FILES.at("n1"), silent)
         monkeypatch.setattr(NodeFiles, "ask", impatient_with("n1", NodeFiles.ask))
         state = "does not answer"
     elif state == "is lost":

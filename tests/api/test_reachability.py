@@ -11,6 +11,7 @@ import pytest
 from services.api import present
 from services.api.live import Live
 from shared.bus.connection import Bus
+from shared.bus.dropped import DroppedMessages
 from shared.events.union import NodeDraining, NodeJoined
 from shared.log.journal import Journal
 from shared.messages.reachability import REACHABILITY, STALE_S, Reachability, Unreachable
@@ -24,7 +25,7 @@ SINCE = datetime(2025, 3, 1, 13, 5, tzinfo=UTC)
 
 async def published(server: Server, bus: Bus, seen: Reachability) -> dict[str, Any]:
     """Have a detector publish what it sees; return the nodes by name once the gateway shows it."""
-    await bus.publish(REACHABILITY, seen.model_dump_json().encode())
+    await bus.publish(REACHABILITY, seen)
     names = set(seen.unreachable)
 
     async def nodes() -> dict[str, Any]:
@@ -88,7 +89,7 @@ async def test_unreachable_nodes_are_shown_until_they_are_heard_again(
 async def test_a_silent_node_is_shown_as_silent_whatever_users_want_of_it(state: str, shown: str, reason: str) -> None:
     live = Live()
     seen = Reachability(unreachable={"n1": Unreachable(since=SINCE)})
-    await live.hear_detector(REACHABILITY, seen.model_dump_json().encode())
+    await live.hear_detector(seen)
     view = NodeView(
         name="n1",
         position=1,
@@ -128,7 +129,7 @@ async def test_a_silent_node_that_is_drained_is_found_and_counted_as_unreachable
 async def test_what_a_detector_said_before_it_ended_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     live = Live()
     seen = Reachability(unreachable={"n1": Unreachable(since=SINCE)})
-    await live.hear_detector(REACHABILITY, seen.model_dump_json().encode())
+    await live.hear_detector(seen)
     assert live.state().reachability == seen
     late = time.monotonic() + STALE_S + 1.0
     monkeypatch.setattr(time, "monotonic", lambda: late)
@@ -136,9 +137,10 @@ async def test_what_a_detector_said_before_it_ended_does_not_stay(monkeypatch: p
 
 
 async def test_a_message_that_cannot_be_read_is_counted() -> None:
-    live = Live()
-    await live.hear_detector(REACHABILITY, b'{"unreachable": 3}')
-    assert live.dropped.counters == {"undecodable": 1}
+    dropped = DroppedMessages({})
+    hear = REACHABILITY.receiver(Live().hear_detector, lambda _: None, dropped)
+    await hear(REACHABILITY.subject, b'{"unreachable": 3}')
+    assert dropped.counters == {"undecodable": 1}
 
 
 def node_view(**fields: object) -> NodeView:

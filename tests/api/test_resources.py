@@ -21,9 +21,9 @@ from services.api.store.projection_store import Store
 from shared.bus.connection import Bus
 from shared.events.union import NodeJoined, TaskStopped
 from shared.log.journal import Journal
+from shared.messages.health import HEALTH
 from shared.messages.signals import HEARTBEATS, Heartbeat, WorkerStatus
 from shared.model import utc_now
-from shared.service.frame import HEALTH
 from shared.settings.model import Settings
 from tests.api.kit import Server, Story, serving, until
 
@@ -154,8 +154,8 @@ def beat(node: str, sequence: int, *workers: WorkerStatus) -> bytes:
 
 async def test_heartbeats_show_live_state(healed: Server, bus: Bus) -> None:
     began_at = utc_now()
-    await bus.publish(f"{HEARTBEATS}.n0", b"no heartbeat")
-    await bus.publish(f"{HEARTBEATS}.n9", beat("n0", 99))  # n9 does not speak for n0
+    await bus.send(HEARTBEATS.at("n0"), b"no heartbeat")
+    await bus.send(HEARTBEATS.at("n9"), beat("n0", 99))  # n9 does not speak for n0
     for count in range(1, 4):
         status = WorkerStatus(
             worker="n0/0",
@@ -169,7 +169,7 @@ async def test_heartbeats_show_live_state(healed: Server, bus: Bus) -> None:
             steps_timed=count,
             loss=1.25,
         )
-        await bus.publish(f"{HEARTBEATS}.n0", beat("n0", count, status))
+        await bus.send(HEARTBEATS.at("n0"), beat("n0", count, status))
 
     async def heard() -> bool:
         return bool((await healed.http.get("/v1/tasks/gpt")).json()["step"] == 98)
@@ -232,7 +232,7 @@ async def test_readiness_names_what_is_missing(api: Server, bus: Bus) -> None:
         return json.dumps({"ready": True}).encode()
 
     for name in SERVICES:
-        await bus.serve(f"{HEALTH}.{name}", ready)
+        await bus.answer(HEALTH.at(name), lambda _, data: ready(data))
     recorded = await api.append(NodeJoined, node="n0", incarnation="x", agent_pid=1, domain="default", workers=["n0/0"])
     await api.projected(recorded.position)
     response = await api.http.get("/readyz")

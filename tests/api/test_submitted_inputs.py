@@ -116,15 +116,15 @@ async def test_the_nodes_that_lack_a_file_are_named(
     """Here all nodes see the same files, so two answer as if they were other machines."""
     missing = b'{"problems": [{"field": "script", "problem": "there is no such file"}]}\n'
 
-    async def lacks_the_script(_: bytes) -> bytes:
+    async def lacks_the_script(_: str, __: bytes) -> bytes:
         return missing
 
-    async def cannot_be_read(_: bytes) -> bytes:
+    async def cannot_be_read(_: str, __: bytes) -> bytes:
         return b"[" * 1000
 
     await machines.start("n0")
     for node, answers in {"n1": lacks_the_script, "n2": lacks_the_script, "n3": cannot_be_read}.items():
-        await bus.serve(f"{FILES}.{node}", answers)
+        await bus.answer(FILES.at(node), answers)
     await api.join("n0", "n1", "n2", "n3", "n4")  # n4 does not listen
     script = tmp_path / "train.py"
     script.write_text("print()\n")
@@ -159,7 +159,7 @@ async def test_without_an_answer_a_submission_is_accepted(
     async def silent(_: str, __: bytes) -> None:
         return
 
-    await bus.subscribe(f"{FILES}.n0", silent)
+    await bus.listen(FILES.at("n0"), silent)
     assert (await submit("c")).status_code == 201
 
 

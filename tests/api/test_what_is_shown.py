@@ -29,8 +29,8 @@ from shared.events.union import (
     TaskFinished,
     TaskStopRequested,
 )
+from shared.messages.health import HEALTH, Health
 from shared.messages.signals import Heartbeat, WorkerStatus
-from shared.service.frame import HEALTH, Health
 from shared.views.incident_parts import LEAST_LATE_S, REMEMBERED, median_s, stuck_s, with_duration
 from tests.api.kit import Server, Story, cost_report, restart, stage
 
@@ -302,7 +302,7 @@ async def test_status_says_of_every_part_whether_it_works_and_how_far_behind_it_
         async def answer(_: bytes, health: Health = health) -> bytes:
             return health.model_dump_json().encode()
 
-        await bus.serve(f"{HEALTH}.{name}", answer)
+        await bus.answer(HEALTH.at(name), lambda _, data: answer(data))
     found = await api.http.get("/v1/status")
     assert found.status_code == 200
     parts = {one["name"]: one for one in found.json()["checks"]}

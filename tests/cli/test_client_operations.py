@@ -85,7 +85,7 @@ async def test_a_node_is_cordoned_drained_and_returned(healed: Server, bus: Bus)
     async def test(_: bytes) -> bytes:
         return SelfTestResult(incarnation=nodes[1].incarnation).model_dump_json().encode()
 
-    await bus.serve(f"{SELF_TEST}.n1", test)
+    await bus.answer(SELF_TEST.at("n1"), lambda _, data: test(data))
     assert (await ask(healed, lambda client: client.return_node("n1"))).state == "ready"
     assert (await ask(healed, lambda client: client.node("n1"))).state == "ready"
     with pytest.raises(NotFound):

@@ -19,9 +19,9 @@ from shared.bus.connection import Bus
 from shared.events.union import NodeAdopted, StateMoved
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.messages.agent_restart import AGENT_RESTART, AgentRestartResult
-from shared.messages.injection import FAULTS, FaultResult
-from shared.messages.self_test import SELF_TEST, SelfTestResult
+from shared.messages.agent_restart import AGENT_RESTART, AgentRestart, AgentRestartResult
+from shared.messages.injection import FAULTS, FaultRequest, FaultResult
+from shared.messages.self_test import SELF_TEST, SelfTest, SelfTestResult
 from shared.settings.model import Settings
 from shared.tasks.specification import TaskState
 from tests.api.kit import START, Server, serving
@@ -117,19 +117,20 @@ async def opening(url: str, history: Path, settings: Settings, bus: Bus) -> Asyn
 async def serve_agents(server: Server, bus: Bus) -> None:
     incarnations = {node["name"]: node["incarnation"] for node in (await server.http.get("/v1/nodes")).json()["items"]}
 
-    async def inject(_: bytes) -> bytes:
-        return FaultResult(incarnation=incarnations["n1"]).model_dump_json().encode()
+    async def inject(_: FaultRequest) -> FaultResult:
+        return FaultResult(incarnation=incarnations["n1"])
 
-    async def test(_: bytes) -> bytes:
-        return SelfTestResult(incarnation=incarnations["n1"]).model_dump_json().encode()
+    async def test(_: SelfTest) -> SelfTestResult:
+        return SelfTestResult(incarnation=incarnations["n1"])
 
-    async def hand_over(_: bytes) -> bytes:
+    async def hand_over(_: AgentRestart) -> AgentRestartResult:
         before, incarnations["n1"] = incarnations["n1"], f"after-{incarnations['n1']}"
         await server.append(NodeAdopted, node="n1", incarnation=incarnations["n1"], predecessor=before, agent_pid=77)
-        return AgentRestartResult(incarnation=before).model_dump_json().encode()
+        return AgentRestartResult(incarnation=before)
 
-    for subject, answer in ((FAULTS, inject), (SELF_TEST, test), (AGENT_RESTART, hand_over)):
-        await bus.serve(f"{subject}.n1", answer)
+    await bus.serve(FAULTS, inject, "n1")
+    await bus.serve(SELF_TEST, test, "n1")
+    await bus.serve(AGENT_RESTART, hand_over, "n1")
 
 
 # ---- requests that read

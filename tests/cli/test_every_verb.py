@@ -23,9 +23,9 @@ from shared.bus.connection import Bus
 from shared.events.union import NodeAdopted, TaskStopped
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.messages.agent_restart import AGENT_RESTART, AgentRestartResult
-from shared.messages.injection import FAULTS, FaultResult
-from shared.messages.self_test import SELF_TEST, SelfTestResult
+from shared.messages.agent_restart import AGENT_RESTART, AgentRestart, AgentRestartResult
+from shared.messages.injection import FAULTS, FaultRequest, FaultResult
+from shared.messages.self_test import SELF_TEST, SelfTest, SelfTestResult
 from shared.service import tokens
 from shared.service.tokens import Scope
 from shared.settings.model import Settings
@@ -205,18 +205,19 @@ async def operated(
         journal = await stack.enter_async_context(Journal(log, bus))
         server = await stack.enter_async_context(serving(changed, bus, journal))
 
-        async def inject(_: bytes) -> bytes:
-            return FaultResult(incarnation=incarnations[1]).model_dump_json().encode()
+        async def inject(_: FaultRequest) -> FaultResult:
+            return FaultResult(incarnation=incarnations[1])
 
-        async def test(_: bytes) -> bytes:
-            return SelfTestResult(incarnation="next").model_dump_json().encode()
+        async def test(_: SelfTest) -> SelfTestResult:
+            return SelfTestResult(incarnation="next")
 
-        async def hand_over(_: bytes) -> bytes:
+        async def hand_over(_: AgentRestart) -> AgentRestartResult:
             await server.append(NodeAdopted, node="n1", incarnation="next", predecessor=incarnations[1], agent_pid=77)
-            return AgentRestartResult(incarnation=incarnations[1]).model_dump_json().encode()
+            return AgentRestartResult(incarnation=incarnations[1])
 
-        for subject, answer in ((FAULTS, inject), (SELF_TEST, test), (AGENT_RESTART, hand_over)):
-            await bus.serve(f"{subject}.n1", answer)
+        await bus.serve(FAULTS, inject, "n1")
+        await bus.serve(SELF_TEST, test, "n1")
+        await bus.serve(AGENT_RESTART, hand_over, "n1")
         yield server
 
 

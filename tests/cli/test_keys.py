@@ -68,7 +68,7 @@ async def test_a_running_server_knows_at_once(tmp_path: Path, capsys: pytest.Cap
         async with asyncio.timeout(LIMIT_S):
             while "Authorization Violation" not in bus.trouble:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.01)
-        await bus.publish(f"{HEARTBEATS}.n0", b"kept by the client")
+        await bus.send(HEARTBEATS.at("n0"), b"kept by the client")
         await bus.close()
         with pytest.raises(AccessDenied):
             await Bus.connect(server.url, credential=credential, name="again")

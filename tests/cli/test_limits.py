@@ -9,14 +9,7 @@ import pytest
 
 from shared.bus.connection import Bus
 from shared.log.journal import Journal
-from shared.messages.limits_in_force import (
-    LIMITS,
-    LIMITS_REQUEST,
-    HangLimitInForce,
-    LimitsReply,
-    NodeLimits,
-    TaskLimits,
-)
+from shared.messages.limits_in_force import LIMITS, HangLimitInForce, LimitsReply, LimitsRequest, NodeLimits, TaskLimits
 from shared.settings.model import Settings
 from tests.api.kit import Server, Story, serving
 from tests.cli.conftest import call_unicron
@@ -54,10 +47,9 @@ async def detector(bus: Bus, unknown: Collection[str] = ("n1",)) -> list[list[st
     """A detector that knows every node but the ``unknown`` ones; return the nodes of each request that it gets."""
     asked: list[list[str]] = []
 
-    async def answer(data: bytes) -> bytes:
-        names = LIMITS_REQUEST.validate_json(data).nodes
-        asked.append(names)
-        return LimitsReply(nodes=[limits_of(name) for name in names if name not in unknown]).model_dump_json().encode()
+    async def answer(request: LimitsRequest) -> LimitsReply:
+        asked.append(request.nodes)
+        return LimitsReply(nodes=[limits_of(name) for name in request.nodes if name not in unknown])
 
     await bus.serve(LIMITS, answer)
     return asked
@@ -80,9 +72,8 @@ async def test_show_names_the_limits_of_a_task(two_nodes: Server, bus: Bus) -> N
         task="gpt", step_s=0.5, first_steps_s=60.0, longest_start_s=12.0, between_steps_s=120.0, hard_s=240.0
     )
 
-    async def answer(data: bytes) -> bytes:
-        names = LIMITS_REQUEST.validate_json(data).tasks
-        return LimitsReply(nodes=[], tasks=[found] if names == ["gpt"] else []).model_dump_json().encode()
+    async def answer(request: LimitsRequest) -> LimitsReply:
+        return LimitsReply(nodes=[], tasks=[found] if request.tasks == ["gpt"] else [])
 
     await bus.serve(LIMITS, answer)
     text = await call_unicron("show", "gpt", server=two_nodes.url)

@@ -84,7 +84,7 @@ async def test_nodes_says_what_their_devices_report(healed: Server, bus: Bus) ->
     cold = DeviceReading(device=2, workers=["n1/0"], temperature_c=36, utilisation_percent=0, **ordinary)
     hot = DeviceReading(device=3, workers=["n1/1"], temperature_c=92, memory_used_bytes=12_345_678_900, **ordinary)
     beat = heartbeat(node="n1", workers=[], devices=[device], device_readings=[cold, hot])
-    await bus.publish(f"{HEARTBEATS}.n1", beat.model_dump_json().encode())
+    await bus.publish(HEARTBEATS, beat, "n1")
 
     async def heard() -> bool:
         return bool((await healed.http.get("/v1/nodes/n1")).json()["devices"])
@@ -127,7 +127,7 @@ async def test_a_node_is_returned_once_its_agent_has_tested_itself(healed: Serve
     async def test(_: bytes) -> bytes:
         return SelfTestResult(incarnation=incarnation).model_dump_json().encode()
 
-    await bus.serve(f"{SELF_TEST}.n1", test)
+    await bus.answer(SELF_TEST.at("n1"), lambda _, data: test(data))
     text = await call_unicron("return", "n1", server=healed.url)
     assert (text.code, text.out, text.err) == (0, "n1: ready\n", "")
     as_json = await call_unicron("return", "n1", "-o", "json", server=healed.url)
@@ -145,7 +145,7 @@ async def test_an_agent_is_started_again_and_waited_for(healed: Server, bus: Bus
         asked.set()
         return AgentRestartResult(incarnation=before["incarnation"]).model_dump_json().encode()
 
-    await bus.serve(f"{AGENT_RESTART}.n1", hand_over)
+    await bus.answer(AGENT_RESTART.at("n1"), lambda _, data: hand_over(data))
     in_vain = await call_unicron("agent", "restart", "n1", "--timeout-s", "0.2", server=healed.url)
     assert (in_vain.code, in_vain.out) == (Unavailable.exit_code, "")
     assert "node 'n1' has no other agent after 0.2 s" in in_vain.err
@@ -247,7 +247,7 @@ async def test_injected_faults_are_printed(settings: Settings, bus: Bus, journal
         return FaultResult(incarnation="i").model_dump_json().encode()
 
     for node in ("n0", "n1"):
-        await bus.serve(f"{FAULTS}.{node}", agree)
+        await bus.answer(FAULTS.at(node), lambda _, data: agree(data))
     recorded = await journal.append([record.event for record in story.records])
     async with serving(settings.model_copy(update={"fault_injection": True}), bus, journal) as server:
         await server.projected(recorded[-1].position)

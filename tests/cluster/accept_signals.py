@@ -15,19 +15,19 @@ import nats
 from nats.aio.msg import Msg
 
 from shared.bus import credentials
-from shared.messages.signals import ACCEPTED, SIGNAL, SIGNALS
+from shared.messages.signals import SIGNALS
 
 
 async def accept(url: str, credential: str) -> None:
     """Accept until the process is killed. Each signal is printed: its kind and its worker."""
 
     async def answer(message: Msg) -> None:
-        signal = SIGNAL.validate_json(message.data)
+        signal = SIGNALS.request.decode(message.data)
         print(signal.kind, getattr(signal, "worker", ""), flush=True)
-        await message.respond(ACCEPTED)
+        await message.respond(SIGNALS.reply.encode(None))
 
     client = await nats.connect(url, nkeys_seed_str=credentials.read(Path(credential)).seed)
-    await client.subscribe(f"{SIGNALS}.*", cb=answer)
+    await client.subscribe(SIGNALS.subject, cb=answer)
     await client.flush()
     print("ready", flush=True)
     await asyncio.Event().wait()

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from services.detector.main import DetectorService
 from shared.bus.connection import Bus
+from shared.bus.dropped import DroppedMessages
 from shared.events.union import Event
 from shared.log.journal import Journal
 from shared.settings.model import Settings
@@ -53,7 +54,8 @@ async def watching(
 ) -> AsyncIterator[LogWatch]:
     """A running detector."""
     ready = asyncio.Event()
-    running = asyncio.create_task(DetectorService(settings, bus, journal, counters, None, registry).run(ready.set))
+    bus.dropped = DroppedMessages(counters if counters is not None else {})
+    running = asyncio.create_task(DetectorService(settings, bus, journal, None, registry).run(ready.set))
     waiting = asyncio.create_task(ready.wait())
     await asyncio.wait({waiting, running}, return_when=asyncio.FIRST_COMPLETED)
     assert ready.is_set(), running.exception()

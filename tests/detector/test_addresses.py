@@ -65,7 +65,7 @@ async def test_name_and_address_follow_from_host_name_and_connection(
     async def beat(_: str, data: bytes) -> None:
         beats.put_nowait(Heartbeat.model_validate_json(data))
 
-    await bus.subscribe(f"{HEARTBEATS}.*", beat)
+    await bus.listen(HEARTBEATS.subject, beat)
     wrapper = net.command(0, "Node7.example.org", hosts)
     async with running(settings, "", tmp_path / "agent.log", wrapper=wrapper) as agent:
         await agent.ready()

@@ -12,7 +12,7 @@ from services.agent.agent import Agent
 from shared.bus.connection import Bus
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import ErrorDetected, NodeJoined
-from shared.messages.self_test import SELF_TEST, SELF_TEST_RESULT, SelfTest
+from shared.messages.self_test import SELF_TEST, SelfTest
 from shared.messages.signals import HEARTBEATS
 from shared.settings.model import Settings
 from tests.agent.kit import WAIT_S, Driver, Ear
@@ -35,7 +35,7 @@ async def test_from_the_drivers_event_to_the_incident(
     """Xid 94 hits a worker, whose processes are to be started again; then the other device falls off the bus."""
     nvml = RecordedNvml(tmp_path / "nvml", devices=2)
     ear = Ear(bus)
-    await bus.subscribe(f"{HEARTBEATS}.*", ear.heartbeat)
+    await bus.listen(HEARTBEATS.subject, ear.heartbeat)
     async with running(settings, "n0", settings.run_dir / "agent.log", environment=nvml.environment) as agent:
         await agent.ready()
         joined = await monitor.until(lambda found: bool(of(found, NodeJoined)))
@@ -55,7 +55,7 @@ async def test_from_the_drivers_event_to_the_incident(
         faults = {0: {"xid-79": 1, "gpu-lost": 1}, 1: {"xid-31": 1, "xid-94": 1}}
         await ear.until(lambda: {one.device: one.faults for one in ear.heartbeats[-1].devices} == faults)
         request = SelfTest().model_dump_json().encode()
-        answer = SELF_TEST_RESULT.validate_json(await bus.request(f"{SELF_TEST}.n0", request, timeout_s=WAIT_S))
+        answer = SELF_TEST.reply.decode(await bus.request(SELF_TEST.at("n0"), request, timeout_s=WAIT_S))
         assert answer.problem == "devices: device 0 (NVIDIA H100 80GB HBM3): NVML says that the device is lost " + (
             "(NVML_ERROR_GPU_IS_LOST)"
         )

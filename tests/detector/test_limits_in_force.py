@@ -14,7 +14,7 @@ from services.detector.state.arrivals import WARM_UP
 from services.detector.state.progress_gaps import FIRST_STEPS
 from shared.bus.connection import Bus
 from shared.log.journal import Journal
-from shared.messages.limits_in_force import LIMITS, LIMITS_REPLY, LimitsRequest, NodeLimits
+from shared.messages.limits_in_force import LIMITS, LimitsRequest, NodeLimits
 from shared.settings.model import Settings
 from tests.agent.kit import WAIT_S
 from tests.detector.conftest import patient, watching
@@ -82,8 +82,8 @@ async def test_the_detector_answers_and_its_metrics_have_the_same(
     request = LimitsRequest(nodes=["n0"]).model_dump_json().encode()
     async with watching(patient(settings), bus, journal, registry=registry) as watch:
         await watch.until(lambda events: any(event.type == "node.joined" for event in events))
-        reply = LIMITS_REPLY.validate_json(await bus.request(LIMITS, request, timeout_s=WAIT_S))
+        reply = LIMITS.reply.decode(await bus.request(LIMITS.subject, request, timeout_s=WAIT_S))
         assert [(node.node, node.source, node.limit_s) for node in reply.nodes] == [("n0", "warm-up", WAIT_S)]
         assert registry.get_sample_value("unicron_silence_limit_seconds", {"node": "n0"}) == WAIT_S
-        unread = LIMITS_REPLY.validate_json(await bus.request(LIMITS, b"{", timeout_s=WAIT_S))
+        unread = LIMITS.reply.decode(await bus.request(LIMITS.subject, b"{", timeout_s=WAIT_S))
         assert unread.nodes == []

@@ -30,7 +30,7 @@ from shared.events.union import (
 )
 from shared.log.journal import Journal
 from shared.messages.admission import DEPARTURES, HELLO, Departure, Hello
-from shared.messages.commands import COMMAND, LEFTOVERS, Reply
+from shared.messages.commands import COMMANDS, LEFTOVERS, Reply
 from shared.messages.signals import HEARTBEATS, SIGNALS, Heartbeat, ProcessExited, RankCheckpointed, WorkerStatus
 from shared.service.joining import credential_of
 from shared.settings.model import Settings
@@ -117,7 +117,7 @@ async def test_a_signal_that_overtakes_the_log_is_not_lost(monitor: LogWatch, bu
         )
         await monitor.journal.append([submitted, plan(f"p{generation}", submitted.event_id, change)])
         died = exited(f"s{generation}", submitted.task)
-        assert await bus.request(f"{SIGNALS}.{died.node}", died.model_dump_json().encode(), timeout_s=40) == b"+"
+        assert await bus.request(SIGNALS.at(died.node), died.model_dump_json().encode(), timeout_s=40) == b"+"
         # Once a signal is answered, the events that follow from it are in the log.
         errors = of([r.event for r in monitor.journal.log.read()], ErrorDetected)
         assert [e.task for e in errors] == [f"gpt{i}" for i in range(1, generation + 1)]
@@ -135,11 +135,11 @@ async def test_messages_that_name_another_node_than_their_sender_have_no_effect(
     hello = Hello(node="n0", incarnation="0" * 32, addresses={}, network="")
     leaves = Departure(node="n0", incarnation="i", reason="forged")
     async with watching(settings, bus, journal, counters):
-        await bus.publish(f"{HEARTBEATS}.n9", beat.model_dump_json().encode())
-        for subject, message in ((SIGNALS, died), (HELLO, hello), (DEPARTURES, leaves)):
-            answer = await bus.request(f"{subject}.n9", message.model_dump_json().encode(), timeout_s=40)
+        await bus.publish(HEARTBEATS, beat, "n9")
+        for endpoint, message in ((SIGNALS, died), (HELLO, hello), (DEPARTURES, leaves)):
+            answer = await bus.request(endpoint.at("n9"), message.model_dump_json().encode(), timeout_s=40)
             assert b"it comes from node n9, and names node 'n0'" in answer
-        await bus.request(f"{HELLO}.n0", hello.model_dump_json().encode(), timeout_s=40)
+        await bus.request(HELLO.at("n0"), hello.model_dump_json().encode(), timeout_s=40)
     assert counters == {"wrong_sender": 4}
     assert caplog.text.count("was dropped, and others like it will be: it comes from node n9") == 1
     assert journal.log.read() == []
@@ -258,7 +258,7 @@ async def test_a_node_that_refuses_to_be_cleaned_is_logged(
     request.addfinalizer(lambda: log.removeHandler(warned))
 
     async def refuse(data: bytes) -> bytes:
-        command = COMMAND.validate_json(data)
+        command = COMMANDS.request.decode(data)
         detail = "generation 9 was seen"
         reply = Reply(command_id=command.command_id, node="n9", ok=False, code=FailureCode.FENCED, detail=detail)
         return reply.model_dump_json().encode()
@@ -273,9 +273,9 @@ async def test_a_node_that_refuses_to_be_cleaned_is_logged(
             interval_s=0.25,
             workers=list(workers),
         )
-        await bus.publish(f"{HEARTBEATS}.n9", heartbeat.model_dump_json().encode())
+        await bus.publish(HEARTBEATS, heartbeat, "n9")
 
-    await bus.serve(f"{LEFTOVERS}.n9", refuse)
+    await bus.answer(LEFTOVERS.at("n9"), lambda _, data: refuse(data))
     await beat(1, WorkerStatus(worker="n9/0"))
     await monitor.until(lambda found: bool(of(found, NodeJoined)))
     await monitor.until(lambda found: bool(of(found, ErrorDetected)))
@@ -326,7 +326,7 @@ async def test_a_repeated_signal_of_a_node_whose_clock_is_ahead_is_answered(
         own = await Bus.connect(settings.nats_url, credential=credential_of(settings), name=name)
         async with watching(settings, own, journal):
             for _ in range(2):
-                assert await own.request(f"{SIGNALS}.n0", data, timeout_s=40) == b"+"
+                assert await own.request(SIGNALS.at("n0"), data, timeout_s=40) == b"+"
         await own.close()  # its subscriptions end with the connection
     assert len(of([r.event for r in journal.log.read()], TaskCheckpointed)) == 1
 

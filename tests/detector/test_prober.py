@@ -12,7 +12,6 @@ from services.detector.decisions.admission import Liveness
 from services.detector.nodes.probing import DETECTOR, ProbeQuestion
 from services.detector.prober import Prober
 from shared.bus.connection import Bus
-from shared.bus.dropped import DroppedMessages
 from shared.messages import probes
 from shared.messages.admission import ALIVE
 from shared.messages.probes import Outcome, ProbeTarget
@@ -47,7 +46,7 @@ async def listening() -> AsyncIterator[int]:
 
 
 async def test_an_agent_whose_port_and_connection_are_gone_has_ended(bus: Bus) -> None:
-    prober = Prober(bus, DroppedMessages({}))
+    prober = Prober(bus)
     assert await prober.alive("n1", INCARNATION) is Liveness.GONE
     assert await prober.ask(question(closed_port())) == ({"n1": Outcome.ABSENT}, {})
 
@@ -58,10 +57,10 @@ async def test_an_agent_that_a_firewall_hides_has_not_ended(bus: Bus) -> None:
     async def alive(_: bytes) -> bytes:
         return b""
 
-    await bus.serve(f"{ALIVE}.n1.{INCARNATION}", alive)
-    assert await Prober(bus, DroppedMessages({})).ask(question(closed_port())) == ({}, {})
+    await bus.answer(ALIVE.at("n1", INCARNATION), lambda _, data: alive(data))
+    assert await Prober(bus).ask(question(closed_port())) == ({}, {})
 
 
 async def test_an_agent_that_answers_a_probe_is_reached(bus: Bus) -> None:
     async with listening() as port:
-        assert await Prober(bus, DroppedMessages({})).ask(question(port)) == ({"n1": Outcome.REACHED}, {})
+        assert await Prober(bus).ask(question(port)) == ({"n1": Outcome.REACHED}, {})

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
 from shared.bus.connection import Bus
-from shared.bus.messages import decode
 from shared.errors import Undecodable
 from tests.fuzz.samples import Target
 from tests.versions.kit import ill_formed
@@ -26,7 +25,7 @@ LATER = 16
 def readable(target: Target, data: bytes) -> bool:
     """Return whether a message can be read."""
     try:
-        decode(target.adapter, data)
+        target.codec.decode(data)
     except Undecodable:
         return False
     return True
@@ -57,7 +56,7 @@ async def course(
         if target.answers:
             assert await bus.request(target.subject, data, timeout_s=ANSWER_S)
         else:
-            await bus.publish(target.subject, data)
+            await bus.send(target.subject, data)
 
     def take(target: Target, data: bytes) -> None:
         if len(data) > bus.max_payload_bytes or not wanted(target, data):

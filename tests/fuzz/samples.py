@@ -6,38 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import TypeAdapter
-
+from shared.bus.endpoints import Codec
 from shared.bus.identities import SERVICES
-from shared.messages.admission import (
-    ALIVE,
-    ANSWER,
-    DEPARTURE,
-    DEPARTURE_ANSWER,
-    DEPARTURES,
-    HELLO,
-    HELLO_MESSAGE,
-    REVOCATION,
-    REVOKED,
-    Answer,
-    Hello,
-    Revocation,
-)
-from shared.messages.agent_restart import (
-    AGENT_RESTART,
-    AGENT_RESTART_REQUEST,
-    AGENT_RESTART_RESULT,
-    AgentRestart,
-    AgentRestartResult,
-)
-from shared.messages.commands import COMMAND, COMMANDS, LEFTOVERS, RELEASE, REPLY, DrainTask, HoldTask, StopTask
-from shared.messages.common_time import SUBJECT as TIME
-from shared.messages.common_time import TIME_REPLY, TimeReply
-from shared.messages.limits_in_force import LIMITS, LIMITS_REPLY, LIMITS_REQUEST, LimitsReply, LimitsRequest, NodeLimits
+from shared.messages.admission import ALIVE, DEPARTURES, HELLO, REVOKED, Answer, Hello, Revocation
+from shared.messages.agent_restart import AGENT_RESTART, AgentRestart, AgentRestartResult
+from shared.messages.commands import COMMANDS, LEFTOVERS, DrainTask, HoldTask, StopTask
+from shared.messages.common_time import TIME, TimeReply
+from shared.messages.health import AGENT, HEALTH, Health
+from shared.messages.limits_in_force import LIMITS, LimitsReply, LimitsRequest, NodeLimits
 from shared.messages.node_files import (
     FILES,
-    FILES_REPLY,
-    FILES_REQUEST,
     CheckInputs,
     DescribeResult,
     FilesReply,
@@ -47,12 +25,11 @@ from shared.messages.node_files import (
     ReadOutput,
     ReadResult,
 )
-from shared.messages.probes import PROBE, PROBE_REPLY, PROBE_REQUEST, ProbeReply, ProbeRequest, ProbeTarget
-from shared.messages.reachability import MESSAGE, REACHABILITY, Reachability, Unreachable
-from shared.messages.self_test import SELF_TEST, SELF_TEST_REQUEST, SELF_TEST_RESULT
-from shared.messages.signals import HEARTBEAT, HEARTBEATS, SIGNAL, SIGNALS
+from shared.messages.probes import PROBE, ProbeReply, ProbeRequest, ProbeTarget
+from shared.messages.reachability import REACHABILITY, Reachability, Unreachable
+from shared.messages.self_test import SELF_TEST
+from shared.messages.signals import HEARTBEATS, SIGNALS
 from shared.model import Model
-from shared.service.frame import AGENT, HEALTH, HEALTH_REPLY, Health
 from tests.versions.kit import (
     COMMAND_SAMPLES,
     LEAVING_SAMPLES,
@@ -118,37 +95,37 @@ TIMES: list[Model] = [TimeReply(at=NOW)]
 
 HEALTHS: list[Model] = [Health(name="api", pid=7, ready=True, counters={"undecodable": 1})]
 
-KINDS: list[tuple[TypeAdapter[Any], Sequence[Model]]] = [
-    (HEARTBEAT, [heartbeat()]),
-    (SIGNAL, SIGNAL_SAMPLES),
-    (COMMAND, COMMANDS_OF_ALL_KINDS),
-    (REPLY, REPLY_SAMPLES),
-    (DEPARTURE, LEAVING_SAMPLES),
-    (DEPARTURE_ANSWER, LEFT_SAMPLES),
-    (LIMITS_REQUEST, LIMITS_REQUESTS),
-    (LIMITS_REPLY, LIMITS_REPLIES),
-    (SELF_TEST_REQUEST, TEST_SAMPLES),
-    (SELF_TEST_RESULT, TESTED_SAMPLES),
-    (HELLO_MESSAGE, HELLOS),
-    (ANSWER, [Answer(verdict="wait", detail="the detector starts")]),
-    (REVOCATION, [Revocation(node="n0", detail="given to another one")]),
-    (AGENT_RESTART_REQUEST, [AgentRestart(incarnation=INCARNATION)]),
-    (AGENT_RESTART_RESULT, [AgentRestartResult(incarnation=INCARNATION)]),
-    (PROBE_REQUEST, PROBE_REQUESTS),
-    (PROBE_REPLY, [ProbeReply(node="n0", outcomes={"n1": "silent"}, round_trips_s={"n1": 0.1})]),
-    (FILES_REQUEST, FILE_REQUESTS),
+KINDS: list[tuple[Codec[Any], Sequence[Model]]] = [
+    (HEARTBEATS.request, [heartbeat()]),
+    (SIGNALS.request, SIGNAL_SAMPLES),
+    (COMMANDS.request, COMMANDS_OF_ALL_KINDS),
+    (COMMANDS.reply, REPLY_SAMPLES),
+    (DEPARTURES.request, LEAVING_SAMPLES),
+    (DEPARTURES.reply, LEFT_SAMPLES),
+    (LIMITS.request, LIMITS_REQUESTS),
+    (LIMITS.reply, LIMITS_REPLIES),
+    (SELF_TEST.request, TEST_SAMPLES),
+    (SELF_TEST.reply, TESTED_SAMPLES),
+    (HELLO.request, HELLOS),
+    (HELLO.reply, [Answer(verdict="wait", detail="the detector starts")]),
+    (REVOKED.request, [Revocation(node="n0", detail="given to another one")]),
+    (AGENT_RESTART.request, [AgentRestart(incarnation=INCARNATION)]),
+    (AGENT_RESTART.reply, [AgentRestartResult(incarnation=INCARNATION)]),
+    (PROBE.request, PROBE_REQUESTS),
+    (PROBE.reply, [ProbeReply(node="n0", outcomes={"n1": "silent"}, round_trips_s={"n1": 0.1})]),
+    (FILES.request, FILE_REQUESTS),
     (
-        FILES_REPLY,
+        FILES.reply,
         [
             FilesReply(files=[OutputFile(generation=1, worker="n0/0", size_bytes=9)], sha256="0" * 64),
             FilesReply(problems=[InputProblem(field="data", problem="no such file")]),
         ],
     ),
-    (MESSAGE, REACHABILITIES),
-    (TIME_REPLY, TIMES),
-    (HEALTH_REPLY, HEALTHS),
+    (REACHABILITY.request, REACHABILITIES),
+    (TIME.reply, TIMES),
+    (HEALTH.reply, HEALTHS),
 ]
-"""The adapter of each kind, and messages of it."""
+"""The codec of each kind, and messages of it."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +133,7 @@ class Target:
     """Who takes messages of a kind. ``answers``: whether each message is answered, whatever it is."""
 
     subject: str
-    adapter: TypeAdapter[Any]
+    codec: Codec[Any]
     samples: Sequence[Model]
     answers: bool = True
 
@@ -164,28 +141,28 @@ class Target:
 def agent_targets(node: str, incarnation: str) -> list[Target]:
     """Return what an agent subscribes to."""
     return [
-        Target(f"{COMMANDS}.{node}", COMMAND, COMMANDS_OF_ALL_KINDS),
-        Target(f"{LEFTOVERS}.{node}", RELEASE, COMMANDS_OF_ALL_KINDS),
-        Target(f"{FILES}.{node}", FILES_REQUEST, FILE_REQUESTS),
-        Target(f"{PROBE}.{node}", PROBE_REQUEST, PROBE_REQUESTS),
-        Target(f"{SELF_TEST}.{node}", SELF_TEST_REQUEST, TEST_SAMPLES),
-        Target(f"{AGENT_RESTART}.{node}", AGENT_RESTART_REQUEST, [AgentRestart(incarnation=INCARNATION)]),
+        Target(COMMANDS.at(node), COMMANDS.request, COMMANDS_OF_ALL_KINDS),
+        Target(LEFTOVERS.at(node), LEFTOVERS.request, COMMANDS_OF_ALL_KINDS),
+        Target(FILES.at(node), FILES.request, FILE_REQUESTS),
+        Target(PROBE.at(node), PROBE.request, PROBE_REQUESTS),
+        Target(SELF_TEST.at(node), SELF_TEST.request, TEST_SAMPLES),
+        Target(AGENT_RESTART.at(node), AGENT_RESTART.request, [AgentRestart(incarnation=INCARNATION)]),
         # Whatever these two are asked is answered in the same way.
-        Target(f"{ALIVE}.{node}.{incarnation}", HELLO_MESSAGE, HELLOS),
-        Target(f"{HEALTH}.{AGENT}{node}", HEALTH_REPLY, HEALTHS),
-        Target(f"{REVOKED}.{node}.{incarnation}", REVOCATION, [Revocation(node=node, detail="")], answers=False),
+        Target(ALIVE.at(node, incarnation), HELLO.request, HELLOS),
+        Target(HEALTH.at(f"{AGENT}{node}"), HEALTH.reply, HEALTHS),
+        Target(REVOKED.at(node, incarnation), REVOKED.request, [Revocation(node=node, detail="")], answers=False),
     ]
 
 
 def service_targets(node: str) -> list[Target]:
     """Return what the services subscribe to; a node's messages come from this one."""
     return [
-        Target(f"{SIGNALS}.{node}", SIGNAL, SIGNAL_SAMPLES),
-        Target(f"{HELLO}.{node}", HELLO_MESSAGE, HELLOS),
-        Target(f"{DEPARTURES}.{node}", DEPARTURE, LEAVING_SAMPLES),
-        Target(TIME, TIME_REPLY, TIMES),
-        *(Target(f"{HEALTH}.{name}", HEALTH_REPLY, HEALTHS) for name in SERVICES),
-        Target(f"{HEARTBEATS}.{node}", HEARTBEAT, [heartbeat()], answers=False),
-        Target(LIMITS, LIMITS_REQUEST, LIMITS_REQUESTS),
-        Target(REACHABILITY, MESSAGE, REACHABILITIES, answers=False),
+        Target(SIGNALS.at(node), SIGNALS.request, SIGNAL_SAMPLES),
+        Target(HELLO.at(node), HELLO.request, HELLOS),
+        Target(DEPARTURES.at(node), DEPARTURES.request, LEAVING_SAMPLES),
+        Target(TIME.subject, TIME.reply, TIMES),
+        *(Target(HEALTH.at(name), HEALTH.reply, HEALTHS) for name in SERVICES),
+        Target(HEARTBEATS.at(node), HEARTBEATS.request, [heartbeat()], answers=False),
+        Target(LIMITS.subject, LIMITS.request, LIMITS_REQUESTS),
+        Target(REACHABILITY.subject, REACHABILITY.request, REACHABILITIES, answers=False),
     ]

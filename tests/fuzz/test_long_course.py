@@ -19,9 +19,8 @@ import pytest
 from cli.stack.child import Child
 from services.api import main, openapi
 from shared.bus.connection import Bus
-from shared.bus.messages import decode
 from shared.errors import Undecodable
-from shared.messages.signals import HEARTBEAT, HEARTBEATS, Heartbeat
+from shared.messages.signals import HEARTBEATS, Heartbeat
 from shared.settings.model import Settings
 from tests.agent.kit import SPEC
 from tests.agent.program import running
@@ -123,11 +122,11 @@ async def _incarnation(bus: Bus, node: str) -> str:
 
     async def hear(_: str, data: bytes) -> None:
         with contextlib.suppress(Undecodable):
-            heartbeat = decode(HEARTBEAT, data)
+            heartbeat = HEARTBEATS.request.decode(data)
             if not heard.done():
                 heard.set_result(heartbeat)
 
-    await bus.subscribe(f"{HEARTBEATS}.{node}", hear)
+    await bus.listen(HEARTBEATS.at(node), hear)
     async with asyncio.timeout(WORK_S):
         return (await heard).incarnation
 

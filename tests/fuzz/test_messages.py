@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
@@ -21,18 +20,18 @@ from services.agent.files.task_secrets import TaskSecrets
 from services.agent.node.process import Process
 from services.agent.node.slots import Node
 from services.agent.succession.hand_over import HandOver
-from shared.bus.dropped import DroppedMessages
-from shared.bus.messages import decode
+from shared.bus.endpoints import Endpoint
 from shared.errors import Undecodable
-from shared.messages.agent_restart import AGENT_RESTART_RESULT, AgentRestart
-from shared.messages.commands import REPLY
-from shared.messages.node_files import FILES_REQUEST, unpack
-from shared.messages.probes import PROBE_REPLY
-from shared.messages.signals import HEARTBEAT, SIGNAL, refusal
+from shared.messages.agent_restart import AGENT_RESTART, AgentRestart
+from shared.messages.commands import COMMANDS
+from shared.messages.node_files import FILES
+from shared.messages.probes import PROBE
+from shared.messages.signals import HEARTBEATS, SIGNALS
 from shared.service.changes import Changes
 from shared.tasks.specification import TaskSpec
 from tests.examples import examples
 from tests.fuzz.samples import COMMANDS_OF_ALL_KINDS, FILE_REQUESTS, INCARNATION, KINDS, PROBE_REQUESTS
+from tests.local_bus import LocalBus
 from tests.versions.kit import ill_formed
 from unicron.protocol import messages
 
@@ -47,25 +46,25 @@ def few_lines() -> Iterator[None]:
 
 def test_a_kind_with_control_characters_is_named_in_one_line() -> None:
     with pytest.raises(Undecodable, match=r"Input tag '\\x00\\n' found") as refused:
-        decode(FILES_REQUEST, b'{"kind": "\\u0000\\n"}')
+        FILES.request.decode(b'{"kind": "\\u0000\\n"}')
     assert refused.value.detail.isprintable()
 
 
 @given(st.sampled_from(KINDS).flatmap(lambda kind: st.tuples(st.just(kind[0]), ill_formed(list(kind[1])))))
-@example((HEARTBEAT, b"[" * 1_000_000))
-@example((SIGNAL, b'{"kind":' + b"9" * 5_000 + b"}"))
+@example((HEARTBEATS.request, b"[" * 1_000_000))
+@example((SIGNALS.request, b'{"kind":' + b"9" * 5_000 + b"}"))
 def test_any_bytes_are_a_message_or_refused_in_one_short_line(drawn: tuple[Any, bytes]) -> None:
-    adapter, data = drawn
+    codec, data = drawn
     try:
-        message = decode(adapter, data)
+        message = codec.decode(data)
     except Undecodable as err:
         reason = err.detail
     else:
         reason = "read"
-        assert decode(adapter, message.model_dump_json(by_alias=True).encode()) == message
+        assert codec.decode(message.model_dump_json(by_alias=True).encode()) == message
     assert 0 < len(reason) < 1000
     assert reason.isprintable()
-    assert refusal(reason).decode().startswith("- ")
+    assert SIGNALS.reply.encode(reason).startswith(b"- ")
 
 
 class Host:
@@ -107,12 +106,25 @@ class Host:
         assert (self.folder / task).resolve().parent == self.folder
 
 
-def answer(serve: Callable[[bytes], Awaitable[bytes]], messages: list[bytes]) -> list[bytes]:
-    """Return what is answered to messages that come together; all are answered."""
+def answers(
+    serve: Callable[[LocalBus], Awaitable[Callable[[], None] | None]],
+    endpoint: Endpoint[Any, Any],
+    messages: list[bytes],
+) -> list[bytes]:
+    """Return what is answered to messages that come together to the endpoint of node n0; all are answered.
+
+    ``serve`` returns what ends the server, if that is needed.
+    """
 
     async def ask() -> list[bytes]:
-        async with asyncio.timeout(60):
-            return await asyncio.gather(*(serve(message) for message in messages))
+        bus = LocalBus()
+        stop = await serve(bus)
+        try:
+            async with asyncio.timeout(60):
+                return await asyncio.gather(*(bus.ask(endpoint.at("n0"), message) for message in messages))
+        finally:
+            if stop is not None:
+                stop()
 
     return asyncio.run(ask())
 
@@ -121,12 +133,11 @@ def answer(serve: Callable[[bytes], Awaitable[bytes]], messages: list[bytes]) ->
 @given(st.lists(ill_formed(COMMANDS_OF_ALL_KINDS), min_size=1, max_size=6), st.booleans())
 def test_an_agent_answers_every_command_also_repeated_and_out_of_order(messages: list[bytes], again: bool) -> None:
     node, changes = Node.create("n0", "i", 2), Changes()
-    counters: dict[str, int] = {}
     host = Host(node, changes, Path("/run/tasks"))
-    commands = Commands(node, changes, host, lambda: None, DroppedMessages(counters))
+    commands = Commands(node, changes, host, lambda: None)
     sent = [*messages, *reversed(messages)] if again else messages
-    for reply in answer(commands.serve, sent):
-        found = decode(REPLY, reply)
+    for reply in answers(commands.listen, COMMANDS, sent):
+        found = COMMANDS.reply.decode(reply)
         assert found.node == "n0"
         assert found.ok or found.detail
         assert found.code != "internal", found.detail
@@ -135,31 +146,31 @@ def test_an_agent_answers_every_command_also_repeated_and_out_of_order(messages:
 @settings(max_examples=examples(60))
 @given(st.lists(ill_formed(FILE_REQUESTS), min_size=1, max_size=4))
 def test_an_agent_answers_every_request_for_files(messages: list[bytes]) -> None:
-    missing: Any = None
-    server = FileServer(missing, "n0", Path("/nonexistent"), DroppedMessages({}), RankUsers(""), TaskSecrets())
-    try:
-        for reply in answer(server.serve, messages):
-            head = json.loads(reply.partition(b"\n")[0])
-            assert head["ok"] or head["code"] in ("undecodable", "not-found", "unavailable")
-            if head["ok"]:
-                unpack(reply)
-    finally:
-        server.stop()
+    async def serve(bus: LocalBus) -> Callable[[], None]:
+        server = FileServer(bus, "n0", Path("/nonexistent"), RankUsers(""), TaskSecrets())
+        await server.start()
+        return server.stop
+
+    for answered in answers(serve, FILES, messages):
+        reply, _ = FILES.reply.decode(answered)
+        assert reply.ok or reply.code in ("undecodable", "not-found", "unavailable")
 
 
 @settings(max_examples=examples(60))
 @given(st.lists(ill_formed(PROBE_REQUESTS), min_size=1, max_size=3))
 def test_an_agent_answers_every_request_to_probe(messages: list[bytes]) -> None:
-    missing: Any = None
-    server = ProbeServer(missing, "n0", INCARNATION, "127.0.0.1", DroppedMessages({}))
-    for reply in answer(server._probe, messages):
-        assert decode(PROBE_REPLY, reply).node == "n0"
+    async def serve(bus: LocalBus) -> Callable[[], None]:
+        server = ProbeServer(bus, "n0", INCARNATION, "127.0.0.1")
+        await server.start()
+        return server.stop
+
+    for reply in answers(serve, PROBE, messages):
+        assert PROBE.reply.decode(reply).node == "n0"
 
 
 @given(ill_formed([AgentRestart(incarnation="another")]))
 def test_only_a_request_for_this_agent_has_it_hand_over(message: bytes) -> None:
     due = HandOver()
-    due._incarnation = INCARNATION
-    (reply,) = answer(due._answer, [message])
-    assert decode(AGENT_RESTART_RESULT, reply).incarnation == INCARNATION
+    (reply,) = answers(lambda bus: due.serve(bus, "n0", INCARNATION), AGENT_RESTART, [message])
+    assert AGENT_RESTART.reply.decode(reply).incarnation == INCARNATION
     assert not due.is_due

@@ -15,8 +15,8 @@ import yaml
 from services.agent.files.rank_users import NEEDED, may_not_switch
 from shared.bus import credentials
 from shared.bus.identities import node_identity
+from shared.messages.health import AGENT
 from shared.nats.key_directory import KeyDirectory
-from shared.service.frame import AGENT
 from shared.settings.model import Settings, read_settings, uid_range
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ from services.agent.cluster.departure import SAVE_FACTOR
 from services.agent.files.rank_users import NEEDED, may_not_switch
 from services.api.main import application
 from shared.bus.identities import SERVICES
-from shared.service.frame import AGENT
+from shared.messages.health import AGENT
 from shared.settings.model import Settings, read_settings
 from tests.manifests import KUBERNETES, built, find, pod_template
 

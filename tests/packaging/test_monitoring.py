@@ -29,7 +29,6 @@ from services.planner.metrics import PlannerMetrics
 from services.transition.metrics import TransitionMetrics
 from services.transition.state import State
 from shared.bus.connection import Bus
-from shared.bus.dropped import DroppedMessages
 from shared.clock import PROCESS_CLOCK
 from shared.events.codes import FailureCode
 from shared.events.severities import Severity
@@ -70,7 +69,7 @@ def families(settings: Settings, bus: Bus) -> Iterable[Metric]:
     heartbeats = Heartbeats(bus, node, missing, settings, 1, missing, {}, "")
     heartbeats.published_at_s = 0.0
     watch = DeviceWatch("n0", "one", NodeHardware("cpu", tuple(node.slots)), missing, PROCESS_CLOCK)
-    AgentMetrics(node, heartbeats, SignalQueue(bus, DroppedMessages({})), PROCESS_CLOCK, {}, watch).register(registry)
+    AgentMetrics(node, heartbeats, SignalQueue(bus), PROCESS_CLOCK, {}, watch).register(registry)
     return registry.collect()
 
 

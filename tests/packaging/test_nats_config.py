@@ -126,7 +126,7 @@ async def test_with_tls_it_finds_its_certificate_where_a_container_has_it(tmp_pa
         async def answer(_: bytes) -> bytes:
             return b'{"ready": true}'
 
-        await bus.serve("unicron.health.planner", answer)
+        await bus.answer("unicron.health.planner", lambda _, data: answer(data))
         done = await asyncio.to_thread(probe, url, moved.credential_file("planner"), "planner")
         assert done.returncode == 0, done.stderr
         plain = url.replace("tls:", "nats:")

@@ -7,7 +7,7 @@ import pytest
 from services.api.routers.health import SERVICES
 from shared.bus.connection import Bus
 from shared.log.journal import Journal
-from shared.service.frame import HEALTH, Health
+from shared.messages.health import HEALTH, Health
 from shared.settings.model import Settings
 from tests.api.kit import Server, serving
 from tests.page.kit import write_story
@@ -22,7 +22,7 @@ async def parts(bus: Bus) -> dict[str, Health]:
         async def answer(_: bytes, name: str = name) -> bytes:
             return answers[name].model_dump_json().encode()
 
-        await bus.serve(f"{HEALTH}.{name}", answer)
+        await bus.answer(HEALTH.at(name), lambda _, data: answer(data))
     return answers
 
 

@@ -144,7 +144,7 @@ async def test_what_each_worker_is_and_how_its_device_is(cluster: Server, bus: B
     hot = DeviceReading(device=1, workers=["n1/1"], temperature_c=92, **about)
     said = DeviceStatus(device=1, notes=["92 C, slows down at 90 C"], faults={"xid-31": 2})
     beat = heartbeat(node="n1", workers=[], devices=[said], device_readings=[cold, hot])
-    await bus.publish(f"{HEARTBEATS}.n1", beat.model_dump_json().encode())
+    await bus.publish(HEARTBEATS, beat, "n1")
 
     async def heard() -> bool:
         return bool((await cluster.http.get("/v1/nodes/n1")).json()["devices"])

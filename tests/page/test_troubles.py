@@ -10,7 +10,7 @@ import pytest
 from shared.events.plans import Response, Trigger
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import ErrorDetected, PlanDecided, TaskFailed, TaskSubmitted, WorkerSlowed
-from shared.service.frame import Health
+from shared.messages.health import Health
 from tests.api.kit import Server, spec
 from tests.page.kit import SCHEMES, browsing
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import threading
 import time
@@ -287,7 +286,7 @@ async def test_hits_and_misses_are_in_the_health_and_in_the_log_line(
     misses = table.misses
     (record,) = await journal.append([node("n1")])
     await planner.handle(record)
-    counters = json.loads(await context.health())["counters"]
+    counters = (await context.health()).counters
     assert (counters["look_ahead_hits"], counters["look_ahead_misses"]) == (table.hits, misses)
     assert table.hits > 0
     assert misses > 0

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from services.agent.commands import Commands
 from services.agent.node.process import Process
 from services.agent.node.slots import Node
-from shared.bus.dropped import DroppedMessages
 from shared.errors import Unavailable
-from shared.messages.commands import Command
+from shared.messages.commands import COMMANDS, Command, Reply
 from shared.messages.signals import Heartbeat, Signal
 from shared.service.changes import Changes
 from shared.tasks.specification import TaskSpec
@@ -53,7 +52,7 @@ class Agent:
                 rank.agent = self
             cluster.loop.call_later(ATTACH_S, self._reattach, before)
         replies = before.commands.replies.values() if before is not None else ()
-        self.commands: Commands = Commands(self.node, self.changes, self, self._notify, DroppedMessages({}), replies)
+        self.commands: Commands = Commands(self.node, self.changes, self, self._notify, replies)
         self._sequence = 0
         self._due = asyncio.Event()
         self._tasks = [watched(self._send_signals()), watched(self._beat())]
@@ -204,7 +203,7 @@ class Cluster:
     """All nodes, and the data plane between them."""
 
     network: Network
-    take_signal: Callable[[Signal], Awaitable[bytes]]
+    take_signal: Callable[[Signal], Awaitable[None]]
     take_heartbeat: Callable[[Heartbeat], object]
     steps_of: dict[str, int]
     """Task -> its last step."""
@@ -261,13 +260,13 @@ class Cluster:
             incarnation = f"{name}-{next(self._incarnations)}"
             self.agents[name] = Agent(self, name, incarnation, before.workers, before.supervisor, before)
 
-    async def command(self, node: str, command: Command) -> bytes:
+    async def command(self, node: str, command: Command) -> Reply:
         """Carry out a command at whatever agent the node has now."""
         agent = self.agents.get(node)
         if agent is None or agent.ended_for_good:
             raise Unavailable("nobody listens")
         try:
-            return await agent.commands.serve(command.model_dump_json(by_alias=True).encode())
+            return await agent.commands.serve(COMMANDS.request.decode(COMMANDS.request.encode(command)))
         except asyncio.CancelledError:
             raise Unavailable("the agent ended") from None
 

@@ -24,15 +24,14 @@ from services.planner.state_snapshot import KEPT as PLANNER
 from services.transition import state as transition
 from services.transition.decide import decide
 from services.transition.evolve import evolve
-from services.transition.main import ATTEMPT_S, RETRY_S
+from services.transition.main import RETRY_S
 from services.transition.state_snapshot import KEPT as TRANSITION
-from shared.bus.messages import decode
 from shared.errors import Unavailable
 from shared.events.union import EVENT, Event, Recorded
 from shared.log.own_events import OwnEvents
-from shared.messages.commands import REPLY, Command, ReleaseTask, Reply
+from shared.messages.commands import COMMANDS, Command, ReleaseTask, Reply
 from shared.messages.self_test import SelfTestResult
-from shared.messages.signals import ACCEPTED, Heartbeat, Signal
+from shared.messages.signals import Heartbeat, Signal
 from shared.service.changes import Changes
 from shared.service.state_snapshots import KeptState
 from tests.kept import folded, restored
@@ -171,13 +170,12 @@ class Detector(Service):
         if not self.ready and record.position >= self.last:
             self._begin()
 
-    async def signal(self, signal: Signal) -> bytes:
+    async def signal(self, signal: Signal) -> None:
         position = len(self.log.records)
         if not self.ready:
             raise Unavailable("starting")
         await self.log.changes.until(lambda: self.position >= position)
         self._carry_out(self.monitor.signal(signal, now()))
-        return ACCEPTED
 
     def heartbeat(self, heartbeat: Heartbeat) -> None:
         if self.ready:
@@ -282,7 +280,7 @@ class Transition(Service):
     async def _reply(self, node: str, command: Command) -> Reply:
         while True:
             try:
-                request = self.cluster.network.request(node, lambda: self.cluster.command(node, command), ATTEMPT_S)
-                return decode(REPLY, await request)
+                carry_out = functools.partial(self.cluster.command, node, command)
+                return await self.cluster.network.request(node, carry_out, COMMANDS.timeout_s)
             except Unavailable:
                 await asyncio.sleep(RETRY_S)

@@ -101,10 +101,10 @@ class Simulation:
         assert found is None or isinstance(found, Detector)
         return found
 
-    async def _signal(self, signal: Signal) -> bytes:
+    async def _signal(self, signal: Signal) -> None:
         if self.detector is None:
             raise Unavailable("no detector")
-        return await self.detector.signal(signal)
+        await self.detector.signal(signal)
 
     def _heartbeat(self, heartbeat: Heartbeat) -> None:
         if self.detector is not None:

@@ -108,15 +108,15 @@ class Network:
                 delay_s = 0.001 + self.rng.random() * self.delay_s
                 asyncio.get_running_loop().call_later(delay_s, deliver)
 
-    async def request(self, node: str, handle: Callable[[], Awaitable[bytes]], timeout_s: float) -> bytes:
+    async def request(self, node: str, handle: Callable[[], Awaitable[T]], timeout_s: float) -> T:
         """Send a request from or to a node, and return the answer.
 
         Raises:
             Unavailable: no answer came in time.
         """
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
-        def arrive(data: bytes) -> None:
+        def arrive(data: T) -> None:
             if not answer.done():
                 answer.set_result(data)
 

@@ -35,9 +35,9 @@ async def test_messages_come_one_at_a_time_in_order(bus: Bus) -> None:
         if len(got) == 100:
             done.set()
 
-    await bus.subscribe("test.>", handle)
+    await bus.listen("test.>", handle)
     for number in range(100):
-        await bus.publish(f"test.{number % 3}", str(number).encode())
+        await bus.send(f"test.{number % 3}", str(number).encode())
     async with asyncio.timeout(40):
         await done.wait()
     assert got == [(f"test.{number % 3}", str(number).encode()) for number in range(100)]
@@ -53,9 +53,9 @@ async def test_a_handler_that_fails_gets_the_next_message(bus: Bus, caplog: pyte
             raise ValueError("bad message")
         done.set()
 
-    await bus.subscribe("test", handle)
-    await bus.publish("test", b"bad")
-    await bus.publish("test", b"good")
+    await bus.listen("test", handle)
+    await bus.send("test", b"bad")
+    await bus.send("test", b"good")
     async with asyncio.timeout(40):
         await done.wait()
     assert got == [b"bad", b"good"]
@@ -69,7 +69,7 @@ async def test_requests_are_served_concurrently(bus: Bus, nats: OpenServer) -> N
         await both.wait()  # the first answer waits for the second request
         return data.upper()
 
-    await bus.serve("test", handle)
+    await bus.answer("test", lambda _, data: handle(data))
     other = await Bus.connect(nats.url, credential=nats.credential, name="other")
     answers = await asyncio.gather(*(other.request("test", text, timeout_s=40) for text in (b"a", b"b")))
     assert answers == [b"A", b"B"]
@@ -80,7 +80,7 @@ async def test_requests_without_an_answer(bus: Bus) -> None:
     async def fail(data: bytes) -> bytes:
         raise ValueError(data)
 
-    await bus.serve("test.fails", fail)
+    await bus.answer("test.fails", lambda _, data: fail(data))
     with pytest.raises(Unavailable, match=r"nobody answers on test\.nobody"):
         await bus.request("test.nobody", b"", timeout_s=40)
     with pytest.raises(Unavailable, match=r"no answer on test\.fails within 0\.1 s"):
@@ -95,7 +95,7 @@ async def test_a_cancelled_request_is_cancelled_even_if_the_answer_is_there(bus:
         answered.set()
         return data
 
-    await bus.serve("test", handle)
+    await bus.answer("test", lambda _, data: handle(data))
     finished = 0
 
     async def ask() -> None:
@@ -126,7 +126,7 @@ async def test_a_restart_of_the_server(nats: OpenServer, caplog: pytest.LogCaptu
     async def echo(data: bytes) -> bytes:
         return data
 
-    await bus.serve("echo", echo)
+    await bus.answer("echo", lambda _, data: echo(data))
     await nats.kill()
     await nats.start()
     await bus.wait_connected()
@@ -167,7 +167,7 @@ async def test_an_answer_that_went_with_the_connection_is_not_waited_for(bus: Bu
         await asyncio.Event().wait()
         return b""
 
-    await other.serve("test", hang)
+    await other.answer("test", lambda _, data: hang(data))
     request = asyncio.create_task(bus.request("test", b"", timeout_s=3600))
     await begun.wait()
     await nats.kill()
@@ -193,7 +193,7 @@ async def test_of_several_servers_the_next_one_that_answers_is_taken(tmp_path: P
         await left.kill()
         await bus.wait_connected()
         other = await Bus.connect(right.url, credential=one.credential, name="other")
-        await other.serve("test", _echo)
+        await other.answer("test", lambda _, data: _echo(data))
         assert await bus.request("test", b"x", timeout_s=40) == b"x"
         await other.close()
         await left.start()
@@ -268,7 +268,7 @@ async def test_closing_with_messages_for_a_lost_connection(nats: OpenServer) -> 
     async with asyncio.timeout(40):
         while bus.connected:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.01)
-    await bus.publish("test", b"kept until the connection is back, which it never is")
+    await bus.send("test", b"kept until the connection is back, which it never is")
     async with asyncio.timeout(40):
         await bus.close()
     assert bus.closed
@@ -293,11 +293,11 @@ async def test_closing(bus: Bus, nats: OpenServer, caplog: pytest.LogCaptureFixt
     async def handle(_: str, data: bytes) -> None:
         got.set()
 
-    await other.serve("hang", hang)
-    await bus.subscribe("last", handle)
+    await other.answer("hang", lambda _, data: hang(data))
+    await bus.listen("last", handle)
     request = asyncio.create_task(bus.request("hang", b"", timeout_s=0.5))
     await begun.wait()
-    await other.publish("last", b"words")
+    await other.send("last", b"words")
     await other.close()
     await other.close()
     assert cancelled.is_set()
@@ -329,7 +329,7 @@ async def test_a_message_whose_subject_or_headers_are_no_text_leaves_the_client_
     async def hear(_: str, data: bytes) -> None:
         await heard.put(data)
 
-    await bus.subscribe("unicron.heartbeats.*", hear)
+    await bus.listen("unicron.heartbeats.*", hear)
     host, port = nats.url.removeprefix("nats://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     info = json.loads((await reader.readline()).removeprefix(b"INFO "))
@@ -360,7 +360,7 @@ async def test_a_request_that_nobody_receives_differs_from_one_without_an_answer
         await asyncio.Event().wait()
         return b""
 
-    await bus.serve("silent", never)
+    await bus.answer("silent", lambda _, data: never(data))
     with pytest.raises(NoReceiver):
         await bus.request("nobody", b"", timeout_s=40)
     with pytest.raises(Unavailable) as caught:

@@ -33,7 +33,7 @@ async def test_a_key_that_is_refused_is_an_outage_until_it_is_accepted_again(tmp
     """As where an operator mends a mistake. New credentials come with a restart of the process."""
     async with OpenServer(tmp_path) as server:
         bus = await Bus.connect(server.url, credential=server.credential, name="test")
-        await bus.serve("echo", _echo)
+        await bus.answer("echo", lambda _, data: _echo(data))
         server.refuse()
         async with asyncio.timeout(LIMIT_S):
             while bus.trouble == "" or "Authorization Violation" not in bus.trouble:  # noqa: ASYNC110
@@ -48,7 +48,7 @@ async def test_a_key_that_is_refused_is_an_outage_until_it_is_accepted_again(tmp
             await Bus.connect(server.url, credential=server.credential, name="who starts now")
         await other.close()
         waiting = asyncio.create_task(bus.wait_connected())
-        await bus.publish("test", b"kept until the connection is back")
+        await bus.send("test", b"kept until the connection is back")
         server.accept()
         async with asyncio.timeout(LIMIT_S):
             await waiting

@@ -94,7 +94,7 @@ async def test_a_time_that_cannot_be_read_is_ignored(bus: Bus) -> None:
     async def nonsense(_: bytes) -> bytes:
         return b"noon"
 
-    await bus.serve(common_time.SUBJECT, nonsense)
+    await bus.answer(common_time.TIME.subject, lambda _, data: nonsense(data))
     own = SteadyClock()
     before = own.now()
     await common_time.join(bus, own)

@@ -9,9 +9,8 @@ from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
-from shared.bus.messages import decode
 from shared.messages import probes
-from shared.messages.probes import PROBE_REPLY, PROBE_REQUEST, Outcome, ProbeReply, ProbeRequest, ProbeTarget
+from shared.messages.probes import PROBE, Outcome, ProbeReply, ProbeRequest, ProbeTarget
 
 ENOUGH_S = 10.0
 """Time-out of probes that are answered at once."""
@@ -100,20 +99,20 @@ async def test_what_is_no_address_proves_nothing(address: str) -> None:
 
 
 def test_outcomes_of_a_newer_version_prove_nothing() -> None:
-    reply = decode(PROBE_REPLY, b'{"node": "n0", "outcomes": {"n1": "reached", "n2": "baffled"}, "new": 1}')
+    reply = PROBE.reply.decode(b'{"node": "n0", "outcomes": {"n1": "reached", "n2": "baffled"}, "new": 1}')
     assert reply.known() == {"n1": Outcome.REACHED}
     assert reply.reached == {"n1": True, "n2": False}
 
 
 def test_a_request_without_a_time_out_has_the_default() -> None:
-    request = decode(PROBE_REQUEST, b'{"peers": {"n1": {"address": "127.0.0.1:1", "incarnation": "first"}}}')
+    request = PROBE.request.decode(b'{"peers": {"n1": {"address": "127.0.0.1:1", "incarnation": "first"}}}')
     assert request == ProbeRequest(peers={"n1": ProbeTarget(address="127.0.0.1:1", incarnation="first")})
     assert request.timeout_s == probes.PROBE_TIMEOUT_S
 
 
 def test_a_reply_is_read_as_it_was_sent() -> None:
     reply = ProbeReply(node="n0", outcomes={"n1": str(Outcome.MUTE)})
-    assert decode(PROBE_REPLY, reply.model_dump_json().encode()).known() == {"n1": Outcome.MUTE}
+    assert PROBE.reply.decode(reply.model_dump_json().encode()).known() == {"n1": Outcome.MUTE}
 
 
 async def test_the_round_trip_is_known_of_a_machine_that_took_the_connection() -> None:
@@ -128,4 +127,4 @@ async def test_the_round_trip_is_known_of_a_machine_that_took_the_connection() -
 
 
 def test_a_reply_of_an_older_version_has_no_round_trips() -> None:
-    assert decode(PROBE_REPLY, b'{"node": "n0", "outcomes": {"n1": "reached"}}').round_trips_s == {}
+    assert PROBE.reply.decode(b'{"node": "n0", "outcomes": {"n1": "reached"}}').round_trips_s == {}

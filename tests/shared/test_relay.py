@@ -176,7 +176,7 @@ async def test_a_stream_that_stores_nothing_any_more_is_rebuilt(
     log.append([node_joined(1)])
     assert await relay.run() == 1
     stuck = (await bus.jetstream.stream_info(STREAM)).created
-    publish, publish_last = Bus.publish, JetStreamContext.publish
+    publish, publish_last = Bus.send, JetStreamContext.publish
 
     async def is_stored(context: JetStreamContext, headers: dict[str, str]) -> bool:
         info = await context.stream_info(STREAM)
@@ -191,7 +191,7 @@ async def test_a_stream_that_stores_nothing_any_more_is_rebuilt(
             raise nats.errors.TimeoutError
         return await publish_last(context, *arguments, **options)
 
-    monkeypatch.setattr(Bus, "publish", publish_unless_stuck)
+    monkeypatch.setattr(Bus, "send", publish_unless_stuck)
     monkeypatch.setattr(JetStreamContext, "publish", publish_last_unless_stuck)
     rows = log.append_rows([node_joined(number) for number in range(2, 2 + lacking)])
     async with asyncio.timeout(20):
@@ -277,7 +277,7 @@ async def test_of_many_rows_on_their_way_the_last_is_acknowledged(
 async def test_what_is_lost_among_many_rows_is_published_again(
     log: EventLog, bus: Bus, monkeypatch: pytest.MonkeyPatch, lost: str, fresh: bool
 ) -> None:
-    publish, publish_last = Bus.publish, JetStreamContext.publish
+    publish, publish_last = Bus.send, JetStreamContext.publish
     losing = [True]
 
     async def losing_one(own_bus: Bus, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
@@ -297,7 +297,7 @@ async def test_what_is_lost_among_many_rows_is_published_again(
     relay = Relay(log, bus)
     await relay.run()
     rows = log.append_rows([node_joined(number) for number in range(1, 21)])
-    monkeypatch.setattr(Bus, "publish", losing_one)
+    monkeypatch.setattr(Bus, "send", losing_one)
     monkeypatch.setattr(JetStreamContext, "publish", losing_last)
     if lost == "message" or fresh:  # the stream is compared with the table, and gets what it lacks
         assert await relay.run(rows if fresh else ()) == 20

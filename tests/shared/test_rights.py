@@ -67,9 +67,9 @@ async def refused(bus: Bus, caplog: pytest.LogCaptureFixture, subject: str, *, p
         pass
 
     if publish:
-        await bus.publish(subject, b"x")
+        await bus.send(subject, b"x")
     else:
-        await bus.subscribe(subject, ignore)
+        await bus.listen(subject, ignore)
     await bus.wait_connected()  # the server has answered what came before
     what = "Publish to" if publish else "Subscription to"
     expected = f'permissions violation for {what} "{re.escape(subject)}"'
@@ -90,12 +90,12 @@ async def reloaded(buses: Buses, added: str) -> None:
 
 
 NOT_TO_PUBLISH = [
-    f"{HEARTBEATS}.n1",
-    f"{SIGNALS}.n1",
+    HEARTBEATS.at("n1"),
+    SIGNALS.at("n1"),
     "unicron.hello.n1",
     "unicron.departures.n1",
-    f"{COMMANDS}.n1",
-    f"{COMMANDS}.n0",
+    COMMANDS.at("n1"),
+    COMMANDS.at("n0"),
     "unicron.leftovers.n1",
     "unicron.files.n1",
     "unicron.self-test.n1",
@@ -121,10 +121,10 @@ NOT_TO_PUBLISH = [
 NOT_TO_READ = [
     ">",
     "unicron.>",
-    f"{COMMANDS}.n1",
-    f"{COMMANDS}.*",
-    f"{HEARTBEATS}.*",
-    f"{SIGNALS}.n1",
+    COMMANDS.at("n1"),
+    COMMANDS.subject,
+    HEARTBEATS.subject,
+    SIGNALS.at("n1"),
     "unicron.files.n1",
     "unicron.faults.n1",
     "unicron.alive.n1.*",
@@ -158,13 +158,13 @@ async def test_a_stolen_credential_of_a_node_reads_nothing_of_others(
 async def test_only_transition_commands_agents(buses: Buses, caplog: pytest.LogCaptureFixture) -> None:
     for service in {*SERVICES} - {"transition"}:
         caplog.clear()
-        await refused(await buses[service], caplog, f"{COMMANDS}.n0", publish=True)
+        await refused(await buses[service], caplog, COMMANDS.at("n0"), publish=True)
 
     async def carry_out(data: bytes) -> bytes:
         return data
 
-    await (await buses["node/n0"]).serve(f"{COMMANDS}.n0", carry_out)
-    assert await (await buses["transition"]).request(f"{COMMANDS}.n0", b"x", timeout_s=LIMIT_S) == b"x"
+    await (await buses["node/n0"]).answer(COMMANDS.at("n0"), lambda _, data: carry_out(data))
+    assert await (await buses["transition"]).request(COMMANDS.at("n0"), b"x", timeout_s=LIMIT_S) == b"x"
 
 
 async def test_a_node_has_nobody_reply_on_a_subject_that_it_may_not_use_itself(
@@ -183,10 +183,10 @@ async def test_a_node_has_nobody_reply_on_a_subject_that_it_may_not_use_itself(
     async def hear(subject: str, _: bytes) -> None:
         heard.put_nowait(subject)
 
-    await detector.serve(f"{SIGNALS}.*", answer)
-    await other.subscribe(f"{LOG}.>", hear)
-    await node._client.publish(f"{SIGNALS}.n0", b"forged", reply=f"{LOG}.forged")
-    assert await node.request(f"{SIGNALS}.n0", b"honest", timeout_s=LIMIT_S) == b"+"
+    await detector.answer(SIGNALS.subject, lambda _, data: answer(data))
+    await other.listen(f"{LOG}.>", hear)
+    await node._client.publish(SIGNALS.at("n0"), b"forged", reply=f"{LOG}.forged")
+    assert await node.request(SIGNALS.at("n0"), b"honest", timeout_s=LIMIT_S) == b"+"
     await other.wait_connected()
     assert (answered, heard.empty()) == ([b"honest"], True)
     assert detector.dropped.counters == {"undecodable": 1}
@@ -234,8 +234,8 @@ async def test_a_node_that_is_added_while_a_command_runs_costs_no_answer(buses: 
         await goes_on.wait()
         return b"done"
 
-    await node.serve(f"{COMMANDS}.n0", carry_out)
-    command = asyncio.create_task(transition.request(f"{COMMANDS}.n0", b"", timeout_s=LIMIT_S))
+    await node.answer(COMMANDS.at("n0"), lambda _, data: carry_out(data))
+    command = asyncio.create_task(transition.request(COMMANDS.at("n0"), b"", timeout_s=LIMIT_S))
     await begun.wait()
     nats.keys.add_node("n2")
     nats.reload()
@@ -256,7 +256,7 @@ async def test_a_node_that_is_removed_is_cut_off(buses: Buses, nats: OpenServer)
             await asyncio.sleep(0.01)
     print(f"cut off after {time.monotonic() - stolen:.3f} s")
     with pytest.raises(Unavailable):
-        await node.request(f"{SIGNALS}.n0", b"", timeout_s=0.1)
+        await node.request(SIGNALS.at("n0"), b"", timeout_s=0.1)
     assert other.connected
     assert other.trouble == ""
 

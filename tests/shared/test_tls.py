@@ -50,7 +50,7 @@ async def test_messages_go_through_and_the_connection_comes_back(tmp_path: Path)
         assert server.credential.servers == ["tls://localhost:4222"]
         bus = await Bus.connect(server.url, credential=server.credential, name="test")
         other = await Bus.connect(server.url, credential=server.credential, name="other")
-        await other.serve("echo", echo)
+        await other.answer("echo", lambda _, data: echo(data))
         assert await bus.request("echo", b"x", timeout_s=LIMIT_S) == b"x"
         assert bus.addresses == ("127.0.0.1", "127.0.0.1")
         await server.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import ErrorDetected, Event, PlanDecided, Recorded, StateMoved, TaskSubmitted
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.messages.commands import COMMAND, COMMANDS, Command, Reply
+from shared.messages.commands import COMMANDS, Command, Reply
 from shared.model import utc_now
 from shared.service.frame import Context
 from shared.service.log_lines import JsonLines
@@ -50,7 +51,7 @@ class Agents:
 
     async def start(self, *nodes: str) -> None:
         for node in nodes:
-            await self._bus.serve(f"{COMMANDS}.{node}", self._server(node))
+            await self._bus.serve(COMMANDS, functools.partial(self._serve, node), node)
 
     def hold_back(self, kind: str) -> asyncio.Event:
         self.gates[kind] = asyncio.Event()
@@ -64,17 +65,13 @@ class Agents:
         """Return how many different commands of the kind have come."""
         return len({c.command_id for _, c in self.commands if c.kind == kind})
 
-    def _server(self, node: str) -> Callable[[bytes], asyncio.Future[bytes]]:
-        async def serve(data: bytes) -> bytes:
-            command = COMMAND.validate_json(data)
-            async with self.news:
-                self.commands.append((node, command))
-                self.news.notify_all()
-            if command.command_id not in self._answers:
-                self._answers[command.command_id] = asyncio.ensure_future(self._do(node, command))
-            return (await asyncio.shield(self._answers[command.command_id])).model_dump_json().encode()
-
-        return lambda data: asyncio.ensure_future(serve(data))
+    async def _serve(self, node: str, command: Command) -> Reply:
+        async with self.news:
+            self.commands.append((node, command))
+            self.news.notify_all()
+        if command.command_id not in self._answers:
+            self._answers[command.command_id] = asyncio.ensure_future(self._do(node, command))
+        return await asyncio.shield(self._answers[command.command_id])
 
     async def _do(self, node: str, command: Command) -> Reply:
         if command.kind in self.gates:

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
 from services.detector.decide import Monitor
 from shared.bus.dropped import MAX_LINES, DroppedMessages
-from shared.bus.messages import MAX_INTEGER, decode
+from shared.bus.endpoints import Codec
+from shared.bus.messages import MAX_INTEGER
 from shared.errors import InvalidInput, Undecodable
 from shared.events.codes import FailureCode
 from shared.events.plans import TaskChange
 from shared.events.union import TaskSubmitted
 from shared.log.writing import draft
-from shared.messages.admission import DEPARTURE, DEPARTURE_ANSWER
-from shared.messages.commands import COMMAND, REPLY, Prepare
-from shared.messages.self_test import SELF_TEST_REQUEST, SELF_TEST_RESULT
-from shared.messages.signals import HEARTBEAT, PHASES, SIGNAL, RankRaised
+from shared.messages.admission import DEPARTURES
+from shared.messages.commands import COMMANDS, Prepare
+from shared.messages.self_test import SELF_TEST
+from shared.messages.signals import HEARTBEATS, PHASES, SIGNALS, RankRaised
 from shared.model import Model
 from shared.settings.model import read_settings
 from shared.tasks.specification import TaskSpec, parse_spec
@@ -47,69 +47,67 @@ from tests.versions.kit import (
 )
 from unicron.protocol import messages
 
-KINDS: list[tuple[TypeAdapter[Any], list[Model]]] = [
-    (HEARTBEAT, [heartbeat()]),
-    (SIGNAL, SIGNAL_SAMPLES),
-    (COMMAND, COMMAND_SAMPLES),
-    (REPLY, REPLY_SAMPLES),
-    (DEPARTURE, LEAVING_SAMPLES),
-    (DEPARTURE_ANSWER, LEFT_SAMPLES),
-    (SELF_TEST_REQUEST, TEST_SAMPLES),
-    (SELF_TEST_RESULT, TESTED_SAMPLES),
+KINDS: list[tuple[Codec[Any], list[Model]]] = [
+    (HEARTBEATS.request, [heartbeat()]),
+    (SIGNALS.request, SIGNAL_SAMPLES),
+    (COMMANDS.request, COMMAND_SAMPLES),
+    (COMMANDS.reply, REPLY_SAMPLES),
+    (DEPARTURES.request, LEAVING_SAMPLES),
+    (DEPARTURES.reply, LEFT_SAMPLES),
+    (SELF_TEST.request, TEST_SAMPLES),
+    (SELF_TEST.reply, TESTED_SAMPLES),
 ]
-SAMPLES = [(adapter, sample) for adapter, samples in KINDS for sample in samples]
+SAMPLES = [(codec, sample) for codec, samples in KINDS for sample in samples]
 
 
-@pytest.mark.parametrize(("adapter", "sample"), SAMPLES)
-def test_fields_that_are_not_known_are_ignored_at_every_level(adapter: TypeAdapter[Any], sample: Model) -> None:
+@pytest.mark.parametrize(("codec", "sample"), SAMPLES)
+def test_fields_that_are_not_known_are_ignored_at_every_level(codec: Codec[Any], sample: Model) -> None:
     newer = extended(document(sample))
     assert newer != document(sample)
-    assert decode(adapter, json.dumps(newer).encode()) == sample
+    assert codec.decode(json.dumps(newer).encode()) == sample
 
 
-@pytest.mark.parametrize(("adapter", "sample"), SAMPLES)
-def test_a_message_without_a_version_has_version_1(adapter: TypeAdapter[Any], sample: Model) -> None:
+@pytest.mark.parametrize(("codec", "sample"), SAMPLES)
+def test_a_message_without_a_version_has_version_1(codec: Codec[Any], sample: Model) -> None:
     fields = document(sample)
     assert fields.pop("protocol") == 1
-    assert decode(adapter, json.dumps(fields).encode()) == sample
+    assert codec.decode(json.dumps(fields).encode()) == sample
 
 
-@pytest.mark.parametrize(("adapter", "sample"), SAMPLES)
+@pytest.mark.parametrize(("codec", "sample"), SAMPLES)
 @pytest.mark.parametrize("version", [0, 2, 10**30, "two", None])
-def test_a_version_that_is_not_readable_is_refused_by_number(
-    adapter: TypeAdapter[Any], sample: Model, version: object
-) -> None:
+def test_a_version_that_is_not_readable_is_refused_by_number(codec: Codec[Any], sample: Model, version: object) -> None:
     data = json.dumps({**document(sample), "protocol": version}).encode()
     with pytest.raises(Undecodable, match="this program reads version 1") as refused:
-        decode(adapter, data)
+        codec.decode(data)
     assert str(version) in refused.value.detail
 
 
 def test_an_undecodable_message_says_what_it_is() -> None:
     signal = {**document(SIGNAL_SAMPLES[0]), "kind": "gpu-on-fire"}
     with pytest.raises(Undecodable, match=r"'gpu-on-fire' .* does not match any of the expected tags") as refused:
-        decode(SIGNAL, json.dumps(signal).encode())
+        SIGNALS.request.decode(json.dumps(signal).encode())
     assert (refused.value.kind, refused.value.node) == ("gpu-on-fire", "n0")
     command = {**document(COMMAND_SAMPLES[1]), "generation": "x"}
     with pytest.raises(Undecodable, match=r"open-store.generation: .*\(given: 'x'\)") as refused:
-        decode(COMMAND, json.dumps(command).encode())
+        COMMANDS.request.decode(json.dumps(command).encode())
     assert refused.value.command_id == "c2"
 
 
 def test_values_of_a_newer_version_have_a_fallback_where_there_is_a_safe_one() -> None:
     beat = document(heartbeat())
     beat["workers"][0] |= {"state": "dreaming", "phase": "compressing"}
-    status = decode(HEARTBEAT, json.dumps(beat).encode()).workers[0]
+    status = HEARTBEATS.request.decode(json.dumps(beat).encode()).workers[0]
     assert (status.state, status.phase, status.step) == ("waiting", None, 4)
-    raised = decode(SIGNAL, json.dumps({**document(SIGNAL_SAMPLES[1]), "cause": "fire"}).encode())
+    raised = SIGNALS.request.decode(json.dumps({**document(SIGNAL_SAMPLES[1]), "cause": "fire"}).encode())
     assert isinstance(raised, RankRaised)
     assert raised.cause == "exception"
-    reply = decode(REPLY, json.dumps({**document(REPLY_SAMPLES[1]), "code": "gpu-on-fire"}).encode())
+    reply = COMMANDS.reply.decode(json.dumps({**document(REPLY_SAMPLES[1]), "code": "gpu-on-fire"}).encode())
     assert reply.code is FailureCode.UNKNOWN
     configure = document(COMMAND_SAMPLES[2])
     configure["stage"]["kind"] = "sideways"
     with pytest.raises(Undecodable, match=r"stage\.kind"):
-        decode(COMMAND, json.dumps(configure).encode())
+        COMMANDS.request.decode(json.dumps(configure).encode())
 
 
 def test_the_known_phases_are_those_of_the_ranks() -> None:
@@ -120,7 +118,7 @@ def test_an_option_of_a_task_that_an_agent_does_not_know_is_refused_and_not_igno
     prepare = document(COMMAND_SAMPLES[0])
     prepare["spec"]["optimizer"] = {"momentum": 0.9}
     with pytest.raises(Undecodable, match=r"spec: .*optimizer.momentum: Extra inputs are not permitted"):
-        decode(COMMAND, json.dumps(prepare).encode())
+        COMMANDS.request.decode(json.dumps(prepare).encode())
 
 
 def test_a_command_has_only_the_options_that_differ_from_their_defaults() -> None:
@@ -144,7 +142,7 @@ def test_a_command_has_only_the_options_that_differ_from_their_defaults() -> Non
 def test_a_specification_arrives_as_it_was_sent(options: dict[str, Any]) -> None:
     spec = parse_spec({**SPEC, **options})
     sent = Prepare(command_id="c", plan="p", task="gpt", generation=1, workers=[], spec=spec)
-    received = decode(COMMAND, sent.model_dump_json(by_alias=True).encode())
+    received = COMMANDS.request.decode(sent.model_dump_json(by_alias=True).encode())
     assert isinstance(received, Prepare)
     assert received.spec == spec == TaskSpec.model_validate(document(sent)["spec"])
 
@@ -160,28 +158,28 @@ def test_a_node_with_another_name_than_a_task_could_have_is_refused_by_name(name
     assert refused.value.extra["errors"][0]["value"] == name
     beat = json.dumps({**document(heartbeat()), "node": name, "workers": []}).encode()
     with pytest.raises(Undecodable, match="node: String should match pattern"):
-        decode(HEARTBEAT, beat)
+        HEARTBEATS.request.decode(beat)
 
 
 @pytest.mark.parametrize("task", ["../..", "a/b", "\0", ""])
 def test_a_command_names_no_folder_outside_of_its_task(task: str) -> None:
     release = {**document(COMMAND_SAMPLES[3]), "task": task}
     with pytest.raises(Undecodable, match=r"release\.task"):
-        decode(COMMAND, json.dumps(release).encode())
+        COMMANDS.request.decode(json.dumps(release).encode())
 
 
 @pytest.mark.parametrize("worker", ["n0", "../x/0", "n0/0/1", "n0/-1", "n0/0000001", "N0/0", "n0/0\n"])
 def test_a_command_and_its_answer_name_workers_only(worker: str) -> None:
     release = {**document(COMMAND_SAMPLES[3]), "workers": [worker]}
     with pytest.raises(Undecodable, match=r"release\.workers\.0"):
-        decode(COMMAND, json.dumps(release).encode())
+        COMMANDS.request.decode(json.dumps(release).encode())
     configure = document(COMMAND_SAMPLES[2])
     configure["stage"]["members"][0]["worker"] = worker
     with pytest.raises(Undecodable, match="is no worker of node 'n0'"):
-        decode(COMMAND, json.dumps(configure).encode())
+        COMMANDS.request.decode(json.dumps(configure).encode())
     reply = {**document(REPLY_SAMPLES[0]), "workers": {worker: {}}}
     with pytest.raises(Undecodable, match=r"workers\..*String should match pattern"):
-        decode(REPLY, json.dumps(reply).encode())
+        COMMANDS.reply.decode(json.dumps(reply).encode())
 
 
 def test_a_short_text_is_no_thousands_of_millions_of_workers() -> None:
@@ -192,17 +190,17 @@ def test_a_short_text_is_no_thousands_of_millions_of_workers() -> None:
     ):
         configure["stage"]["members"] = members
         with pytest.raises(Undecodable, match=r"more than \d+ (workers|members)"):
-            decode(COMMAND, json.dumps(configure).encode())
+            COMMANDS.request.decode(json.dumps(configure).encode())
 
 
 def test_a_heartbeat_speaks_of_its_own_workers_once() -> None:
     beat = document(heartbeat())
     beat["workers"][1]["worker"] = "n1/0"
     with pytest.raises(Undecodable, match="n1/0 is not of node n0"):
-        decode(HEARTBEAT, json.dumps(beat).encode())
+        HEARTBEATS.request.decode(json.dumps(beat).encode())
     beat["workers"][1]["worker"] = "n0/0"
     with pytest.raises(Undecodable, match="listed twice"):
-        decode(HEARTBEAT, json.dumps(beat).encode())
+        HEARTBEATS.request.decode(json.dumps(beat).encode())
 
 
 def running() -> Monitor:
@@ -217,26 +215,26 @@ def running() -> Monitor:
     return monitor
 
 
-READ = [*KINDS[:2], (DEPARTURE, LEAVING_SAMPLES)]
+READ = [*KINDS[:2], (DEPARTURES.request, LEAVING_SAMPLES)]
 """What the detector reads and decides on."""
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 @given(st.lists(st.sampled_from(READ).flatmap(lambda k: st.tuples(st.just(k[0]), ill_formed(k[1]))), max_size=8))
 def test_whatever_the_detector_reads_gives_events_that_the_log_can_store(
-    drawn: list[tuple[TypeAdapter[Any], bytes]],
+    drawn: list[tuple[Codec[Any], bytes]],
 ) -> None:
     monitor, ids = running(), set[str]()
-    for second, (adapter, data) in enumerate(drawn):
+    for second, (codec, data) in enumerate(drawn):
         monitor.echo(at(second))
         try:
-            message = decode(adapter, data)
+            message = codec.decode(data)
         except Undecodable:
             continue
-        if adapter is DEPARTURE:
+        if codec is DEPARTURES.request:
             decision, _ = monitor.departure(message, at(second))
         else:
-            decision = (monitor.heartbeat if adapter is HEARTBEAT else monitor.signal)(message, at(second))
+            decision = (monitor.heartbeat if codec is HEARTBEATS.request else monitor.signal)(message, at(second))
         for event in [*decision.events, *monitor.tick(at(second + 0.5)).events]:
             draft(event)
             assert event.event_id not in ids

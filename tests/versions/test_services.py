@@ -18,13 +18,12 @@ from services.agent.agent import Agent
 from services.planner import main as planner
 from services.transition.main import Transition
 from shared.bus.connection import Bus
-from shared.bus.dropped import DroppedMessages
 from shared.errors import Unavailable
 from shared.events.plans import TaskChange
 from shared.events.union import ErrorDetected, NodeJoined, StateMoved, TaskFinished, TaskSubmitted
 from shared.log.journal import Journal
 from shared.messages.commands import COMMANDS
-from shared.messages.signals import ACCEPTED, HEARTBEATS, REFUSED, SIGNALS, ProcessExited, RankCheckpointed
+from shared.messages.signals import HEARTBEATS, SIGNALS, ProcessExited, RankCheckpointed
 from shared.service.frame import Context
 from shared.settings.model import Settings
 from shared.tasks.specification import parse_spec
@@ -75,7 +74,7 @@ async def test_heartbeats_of_a_newer_agent_are_as_good_as_ordinary_ones(
         while loop.time() < until_s:
             sequence += 1
             newer = extended(document(heartbeat(sequence, sent_at=datetime.now(UTC))))
-            await bus.publish(f"{HEARTBEATS}.n0", json.dumps(newer).encode())
+            await bus.send(HEARTBEATS.at("n0"), json.dumps(newer).encode())
             await asyncio.sleep(settings.heartbeat_interval_s)  # the interval of the agent that this stands for
         events = await monitor.until(lambda found: bool(found))
     [joined] = events
@@ -84,7 +83,7 @@ async def test_heartbeats_of_a_newer_agent_are_as_good_as_ordinary_ones(
 
 
 async def test_a_signal_of_an_unknown_kind_does_not_keep_the_next_one_back(
-    settings: Settings, bus: Bus, journal: Journal, caplog: pytest.LogCaptureFixture
+    settings: Settings, bus: Bus, nats: OpenServer, journal: Journal, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An agent's own queue, with a signal that only a newer detector knows."""
     from services.agent.cluster.signals import SignalQueue
@@ -92,8 +91,8 @@ async def test_a_signal_of_an_unknown_kind_does_not_keep_the_next_one_back(
     class Later(RankCheckpointed):
         kind: Any = "rank-dreamt"
 
-    counters: dict[str, int] = {}
-    queue = SignalQueue(bus, DroppedMessages(counters))
+    own = await Bus.connect(nats.url, credential=nats.credential, name="agent")
+    queue = SignalQueue(own)
     submitted = TaskSubmitted(event_id="submitted", occurred_at=datetime.now(UTC), task="gpt", spec=parse_spec(SPEC))
     target = stage(1, ["n0/0", "n0/1"], source="initial")
     change = TaskChange(task="gpt", reason="new", action="move", from_generation=0, prepare=["n0/1"], target=target)
@@ -106,7 +105,8 @@ async def test_a_signal_of_an_unknown_kind_does_not_keep_the_next_one_back(
         await monitor.until(lambda found: any(isinstance(event, ErrorDetected) for event in found))
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
-    assert counters == {"signals_refused": 3}
+    assert own.dropped.counters == {"signals_refused": 3}
+    await own.close()
     lines = [r.getMessage() for r in caplog.records if "rank-dreamt" in r.getMessage()]
     assert len(lines) == 2, lines  # one line of the detector, one of the agent
 
@@ -161,17 +161,16 @@ async def test_a_fork_server_of_another_version_is_refused_and_lines_that_are_no
         "say(event='ready', pid=1, version=int(sys.argv[1]), added_later={})\n"
         "agent.recv(99)\n"
     )
-    counters: dict[str, int] = {}
     async with supervision(settings, (sys.executable, str(script), "3")) as inherited:
-        newer = Agent(settings, bus, HERE, WORKERS, "0" * 32, inherited, counters=counters)
+        newer = Agent(settings, bus, HERE, WORKERS, "0" * 32, inherited)
         with pytest.raises(Unavailable, match="the fork server speaks version 3; the agent reads 2"):
             await newer.start()
         await newer.stop()
     async with supervision(settings, (sys.executable, str(script), "2")) as inherited:
-        same = Agent(settings, bus, HERE, WORKERS, "0" * 32, inherited, counters=counters)
+        same = Agent(settings, bus, HERE, WORKERS, "0" * 32, inherited)
         await same.start()
         await same.stop()
-    assert counters["undecodable"] >= 2 * 9
+    assert bus.dropped.counters["undecodable"] >= 2 * 9
 
 
 # ---- messages of any kind
@@ -190,24 +189,27 @@ async def background(*tasks: asyncio.Task[None]) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def cluster(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterator[tuple[Server, dict[str, int]]]:
-    """Every service, and an agent whose ranks train nothing; the counters of all of them but the api."""
-    counters: dict[str, int] = {}
+async def cluster(
+    settings: Settings, bus: Bus, nats: OpenServer, journal: Journal
+) -> AsyncIterator[tuple[Server, dict[str, int]]]:
+    """Every service, and an agent whose ranks train nothing; the counters of the agent, which has a bus of its own."""
+    own = await Bus.connect(nats.url, credential=nats.credential, name="agent")
     contexts = [Context(settings, bus, journal, asyncio.Event(), name) for name in ("transition", "planner")]
     async with (
         supervision(settings) as inherited,
         serving(settings, bus, journal) as server,
         watching(settings, bus, journal),
     ):
-        agent = Agent(settings, bus, HERE, WORKERS, "0" * 32, inherited, counters=counters)
+        agent = Agent(settings, own, HERE, WORKERS, "0" * 32, inherited)
         works = [Transition(contexts[0]).run(), planner.serve(contexts[1])]
         tasks = [asyncio.create_task(work) for work in works]
         try:
             async with background(*tasks):
                 await agent.start()
-                yield server, counters
+                yield server, own.dropped.counters
         finally:
             await agent.stop()
+            await own.close()
 
 
 async def test_no_message_ends_a_service(
@@ -215,25 +217,25 @@ async def test_no_message_ends_a_service(
 ) -> None:
     """Hundreds of messages to every subject; then a task is submitted, planned, trained and finished."""
     caplog.set_level(logging.WARNING)
-    async with cluster(settings, bus, journal) as (server, counters):
+    async with cluster(settings, bus, nats, journal) as (server, counters):
         beats = catalogue([heartbeat()])
         for name in ("n0", "n7"):
             for data in beats:
-                await bus.publish(f"{HEARTBEATS}.{name}", data)
+                await bus.send(HEARTBEATS.at(name), data)
         for data in catalogue(SIGNAL_SAMPLES):
-            answer = await bus.request(f"{SIGNALS}.n0", data, timeout_s=WAIT_S)
-            assert answer == ACCEPTED or answer.startswith(REFUSED)
+            answer = await bus.request(SIGNALS.at("n0"), data, timeout_s=WAIT_S)
+            assert answer == b"+" or answer.startswith(b"-")
         # Only what cannot be read: a command that can be read is carried out.
         for data in catalogue(COMMAND_SAMPLES):
             if b'"node": "n0"' not in data:
-                reply = json.loads(await bus.request(f"{COMMANDS}.n0", data, timeout_s=WAIT_S))
+                reply = json.loads(await bus.request(COMMANDS.at("n0"), data, timeout_s=WAIT_S))
                 assert reply["node"] == "n0"
         for name in ("detector", "planner", "transition", "api"):
             for data in beats[:20]:
-                await bus.publish(f"unicron.health.{name}", data)
+                await bus.send(f"unicron.health.{name}", data)
         for subject in ("unicron.log.node.joined", "unicron.log.x"):
             for data in beats[:5]:
-                await bus.publish(subject, data)
+                await bus.send(subject, data)
         assert counters["undecodable"] > 50
 
         data_file = server.data
@@ -258,7 +260,7 @@ async def test_replies_of_any_kind_fail_a_plan_and_not_the_service(
     async def answer(_: bytes) -> bytes:
         return next(replies)
 
-    await bus.serve(f"{COMMANDS}.n0", answer)
+    await bus.answer(COMMANDS.at("n0"), lambda _, data: answer(data))
     context = Context(settings, bus, journal, asyncio.Event(), "transition")
     async with background(asyncio.create_task(Transition(context).run())):
         for number in range(1, 41):
@@ -273,4 +275,4 @@ async def test_replies_of_any_kind_fail_a_plan_and_not_the_service(
             )
             await journal.append([submitted, plan(f"p{number}", name, change)])
         await until(lambda: ended(journal, 40))
-    assert context.counters["undecodable"] > 20
+    assert bus.dropped.counters["undecodable"] > 20

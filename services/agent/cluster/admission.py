@@ -6,15 +6,18 @@ import asyncio
 import logging
 
 from shared.bus.connection import Bus
-from shared.bus.dropped import DroppedMessages
-from shared.bus.messages import decode
-from shared.errors import Conflict, NameInUse, Unavailable, Undecodable, UnicronError, UnreachableAddress
-from shared.messages.admission import ALIVE, ANSWER, HELLO, REVOCATION, REVOKED, Answer, Hello
+from shared.errors import (
+    Conflict,
+    InvalidReply,
+    NameInUse,
+    Unavailable,
+    Undecodable,
+    UnicronError,
+    UnreachableAddress,
+)
+from shared.messages.admission import ALIVE, HELLO, REVOKED, Answer, Hello, Revocation
 
 logger = logging.getLogger(__name__)
-
-ANSWER_TIMEOUT_S = 3.0
-"""The detector may ask two other agents first, for half a second each (``services.detector.main``)."""
 
 RETRY_S = 0.1
 """Pause before a hello is repeated: short beside the start of an agent, which takes seconds."""
@@ -28,11 +31,10 @@ class Admission:
     Args:
         bus: connected.
         hello: who wants to join.
-        dropped: counts the messages that cannot be decoded.
     """
 
-    def __init__(self, bus: Bus, hello: Hello, dropped: DroppedMessages) -> None:
-        self._bus, self._hello, self._dropped = bus, hello, dropped
+    def __init__(self, bus: Bus, hello: Hello) -> None:
+        self._bus, self._hello = bus, hello
         self._revoked: asyncio.Future[UnicronError] = asyncio.get_running_loop().create_future()
 
     async def obtain(self) -> None:
@@ -44,9 +46,9 @@ class Admission:
             Conflict: refused for a reason that this version does not know.
         """
         # Served first: from the admission on, the detector asks here before it gives the name to another agent.
-        own = f"{self._hello.node}.{self._hello.incarnation}"
-        await self._bus.serve(f"{ALIVE}.{own}", self._alive)
-        await self._bus.subscribe(f"{REVOKED}.{own}", self._take_revocation)
+        own = self._hello.node, self._hello.incarnation
+        await self._bus.serve(ALIVE, self._alive, *own)
+        await self._bus.subscribe(REVOKED, self._take_revocation, *own)
         said = ""
         while True:
             answer = await self._ask()
@@ -67,22 +69,15 @@ class Admission:
 
     async def _ask(self) -> Answer:
         try:
-            data = self._hello.model_dump_json().encode()
-            subject = f"{HELLO}.{self._hello.node}"
-            return decode(ANSWER, await self._bus.request(subject, data, timeout_s=ANSWER_TIMEOUT_S))
+            return await self._bus.call(HELLO, self._hello, self._hello.node)
+        except InvalidReply as err:
+            return Answer(verdict="wait", detail=f"the detector: {err.detail}")
         except Unavailable:
             return Answer(verdict="wait", detail="the detector does not answer")
-        except Undecodable as err:
-            return Answer(verdict="wait", detail=f"the detector's answer cannot be read: {err.detail}")
 
-    async def _alive(self, _: bytes) -> bytes:
-        return b"+"
+    async def _alive(self, _: None) -> None:
+        """Answer, which shows that this agent lives."""
 
-    async def _take_revocation(self, _: str, data: bytes) -> None:
-        try:
-            revocation = decode(REVOCATION, data)
-        except Undecodable as err:
-            self._dropped.note(REVOKED, err)
-            return
+    async def _take_revocation(self, revocation: Revocation) -> None:
         if not self._revoked.done():
             self._revoked.set_result(NameInUse(revocation.detail))

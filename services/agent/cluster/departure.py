@@ -8,18 +8,14 @@ import logging
 
 from services.agent.cluster.signals import SignalQueue
 from shared.bus.connection import Bus
-from shared.bus.messages import decode
-from shared.errors import Unavailable, Undecodable
-from shared.messages.admission import DEPARTURE_ANSWER, DEPARTURES, Departure
+from shared.errors import Unavailable
+from shared.messages.admission import DEPARTURES, Departure
 
 logger = logging.getLogger(__name__)
 
 LEAVE_TIMEOUT_S = 2.0
 """How long an agent that ends waits for the detector, which answers after one append to the log, in about 5 ms. Without
 an answer the node counts as lost."""
-
-ANSWER_TIMEOUT_S = 1.0
-"""Time for one answer, as for a signal."""
 
 RETRY_PAUSE_S = 0.1
 """Pause before an announcement is repeated: the detector does not answer, or tasks are still there."""
@@ -72,11 +68,10 @@ class Leaving:
     async def _announce(self, reason: str, *, drain_s: float) -> None:
         """Repeat the announcement until it is answered with anything but ``wait``."""
         departure = Departure(node=self._node, incarnation=self._incarnation, reason=reason, drain_s=drain_s)
-        data, waiting_for = departure.model_dump_json().encode(), ""
-        subject = f"{DEPARTURES}.{self._node}"
+        waiting_for = ""
         while True:
-            with contextlib.suppress(Unavailable, Undecodable):
-                answer = decode(DEPARTURE_ANSWER, await self._bus.request(subject, data, timeout_s=ANSWER_TIMEOUT_S))
+            with contextlib.suppress(Unavailable):
+                answer = await self._bus.call(DEPARTURES, departure, self._node)
                 if answer.verdict == "left":
                     return
                 if answer.verdict == "refused":

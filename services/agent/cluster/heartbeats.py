@@ -128,7 +128,7 @@ class Heartbeats:
             device_readings=self.device_readings(),
             copies=[KeptCopies(task=task, size_bytes=size) for task, size in sorted(self.copies().items())],
         )
-        await self._bus.publish(f"{HEARTBEATS}.{self._node.name}", heartbeat.model_dump_json().encode())
+        await self._bus.publish(HEARTBEATS, heartbeat, self._node.name)
         self.published_at_s = self._clock.seconds()
 
     def _workers(self) -> list[WorkerStatus]:

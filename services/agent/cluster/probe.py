@@ -9,11 +9,8 @@ import socket
 
 from services.agent.machine.bandwidth import BandwidthServer
 from shared.bus.connection import Bus
-from shared.bus.dropped import DroppedMessages
-from shared.bus.messages import decode
-from shared.errors import Undecodable
 from shared.messages import probes
-from shared.messages.probes import PROBE, PROBE_REQUEST, ProbeReply
+from shared.messages.probes import PROBE, ProbeReply, ProbeRequest
 
 
 class ProbeServer:
@@ -24,11 +21,10 @@ class ProbeServer:
         node: name of this node.
         incarnation: of this agent.
         ip: address to listen on: the node's.
-        dropped: counts requests that cannot be read.
     """
 
-    def __init__(self, bus: Bus, node: str, incarnation: str, ip: str, dropped: DroppedMessages) -> None:
-        self._bus, self._node, self._ip, self._dropped = bus, node, ip, dropped
+    def __init__(self, bus: Bus, node: str, incarnation: str, ip: str) -> None:
+        self._bus, self._node, self._ip = bus, node, ip
         self._line = probes.line(node, incarnation)
         self._bandwidth = BandwidthServer()
         self._server: asyncio.Server | None = None
@@ -51,7 +47,7 @@ class ProbeServer:
             OSError: the address is none of this machine.
         """
         self._server = await asyncio.start_server(self._answer, self._ip, 0)
-        await self._bus.serve(f"{PROBE}.{self._node}", self._probe)
+        await self._bus.serve(PROBE, self._probe, self._node, refuse=self._refuse)
         return probes.address(self._ip, self._server.sockets[0].getsockname()[1])
 
     def stop(self, *, hands_over: bool = False) -> None:
@@ -70,14 +66,13 @@ class ProbeServer:
         finally:
             writer.close()
 
-    async def _probe(self, data: bytes) -> bytes:
-        """Probe the nodes that a request names. An unreadable request is answered with no outcome: nothing is known."""
-        try:
-            request = decode(PROBE_REQUEST, data)
-        except Undecodable as err:
-            self._dropped.note(PROBE, err)
-            return ProbeReply(node=self._node, outcomes={}).model_dump_json().encode()
+    def _refuse(self, _: object) -> ProbeReply:
+        """Answer an unreadable request with no outcome: nothing is known."""
+        return ProbeReply(node=self._node, outcomes={})
+
+    async def _probe(self, request: ProbeRequest) -> ProbeReply:
+        """Probe the nodes that a request names."""
         found = await probes.probe_timed(request.peers, request.timeout_s)
         outcomes = {node: str(probed.outcome) for node, probed in found.items()}
         timed = {node: probed.round_trip_s for node, probed in found.items() if probed.round_trip_s is not None}
-        return ProbeReply(node=self._node, outcomes=outcomes, round_trips_s=timed).model_dump_json().encode()
+        return ProbeReply(node=self._node, outcomes=outcomes, round_trips_s=timed)

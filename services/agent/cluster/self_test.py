@@ -29,11 +29,11 @@ from services.agent.machine import bandwidth
 from services.agent.node.slots import Node
 from services.agent.ranks.fork_server import ForkServer
 from services.agent.ranks.stores import ID_PREFIX
-from shared.bus.dropped import DroppedMessages
-from shared.bus.messages import REASON_CHARACTERS, decode
+from shared.bus.connection import Bus
+from shared.bus.messages import REASON_CHARACTERS
 from shared.errors import Unavailable, Undecodable
 from shared.events.node_events import CheckResult
-from shared.messages.self_test import BANDWIDTH, SELF_TEST, SELF_TEST_REQUEST, SelfTest, SelfTestResult
+from shared.messages.self_test import BANDWIDTH, SELF_TEST, SelfTest, SelfTestResult
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,6 @@ class SelfTests:
         ip: an address of the node, on which a process of the test listens.
         folders: where ranks write; each must take a file.
         server: returns the fork server, once one runs.
-        dropped: counts requests that cannot be read.
         devices: returns which device cannot be used; empty: all can.
 
     Attributes:
@@ -78,11 +77,10 @@ class SelfTests:
         ip: str,
         folders: list[Path],
         server: Callable[[], Awaitable[ForkServer]],
-        dropped: DroppedMessages,
         devices: Callable[[], Awaitable[str]],
     ) -> None:
         self._devices = devices
-        self._node, self._ip, self._folders, self._server, self._dropped = node, ip, folders, server, dropped
+        self._node, self._ip, self._folders, self._server = node, ip, folders, server
         self.checks: dict[str, Check] = {
             "processes": self._processes,
             "devices": self._works,
@@ -93,22 +91,23 @@ class SelfTests:
         }
         self._one_test = asyncio.Lock()
 
-    async def serve(self, data: bytes) -> bytes:
-        """Answer a request. Two requests are answered one after the other."""
-        checks: list[CheckResult] = []
-        try:
-            request = decode(SELF_TEST_REQUEST, data)
-        except Undecodable as err:
-            self._dropped.note(SELF_TEST, err)
-            problem = f"the request cannot be read: {err.detail}"
-        else:
-            async with self._one_test:
-                checks = await self._run(request)
-            problem = next((str(check) for check in checks if not check.ok), "")
-            level = logging.WARNING if problem else logging.INFO
-            logger.log(level, "self-test: %s", "; ".join(map(str, checks)) or "nothing was asked for")
-        result = SelfTestResult(incarnation=self._node.incarnation, problem=problem[:REASON_CHARACTERS], checks=checks)
-        return result.model_dump_json().encode()
+    async def serve(self, bus: Bus) -> None:
+        """Answer requests from now on. Two requests are answered one after the other."""
+        await bus.serve(SELF_TEST, self._answer, self._node.name, refuse=self._refuse)
+
+    async def _answer(self, request: SelfTest) -> SelfTestResult:
+        async with self._one_test:
+            checks = await self._run(request)
+        problem = next((str(check) for check in checks if not check.ok), "")
+        level = logging.WARNING if problem else logging.INFO
+        logger.log(level, "self-test: %s", "; ".join(map(str, checks)) or "nothing was asked for")
+        return self._result(problem, checks)
+
+    def _refuse(self, err: Undecodable) -> SelfTestResult:
+        return self._result(f"the request cannot be read: {err.detail}", [])
+
+    def _result(self, problem: str, checks: list[CheckResult]) -> SelfTestResult:
+        return SelfTestResult(incarnation=self._node.incarnation, problem=problem[:REASON_CHARACTERS], checks=checks)
 
     async def _run(self, request: SelfTest) -> list[CheckResult]:
         """Do the checks that are asked for, up to the first one that fails."""

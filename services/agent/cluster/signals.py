@@ -7,16 +7,11 @@ from collections import deque
 from collections.abc import Sequence
 
 from shared.bus.connection import Bus
-from shared.bus.dropped import SIGNALS_REFUSED, DroppedMessages
-from shared.bus.messages import REASON_CHARACTERS
+from shared.bus.dropped import SIGNALS_REFUSED
 from shared.errors import Unavailable, Undecodable
-from shared.messages.signals import REFUSED, SIGNALS, Signal
+from shared.messages.signals import SIGNALS, Signal
 from shared.model import utc_now
 from shared.service.changes import Changes
-
-ANSWER_TIMEOUT_S = 1.0
-"""The detector answers after one append to the log, in about 5 ms. A request without an answer is repeated after this
-time."""
 
 RETRY_PAUSE_S = 0.1
 """Pause before a failed request is repeated, for example while the detector restarts."""
@@ -29,12 +24,11 @@ class SignalQueue:
     """Sends signals one after the other; the next one is sent when the detector has answered the one before.
 
     Args:
-        bus: the connection to send on.
-        dropped: counts the signals that the detector refuses.
+        bus: the connection to send on. Its ``dropped`` counts the signals that the detector refuses.
     """
 
-    def __init__(self, bus: Bus, dropped: DroppedMessages) -> None:
-        self._bus, self._dropped = bus, dropped
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
         self._waiting: deque[Signal] = deque(maxlen=MAX_WAITING_SIGNALS)
         self._changes = Changes()
 
@@ -57,18 +51,18 @@ class SignalQueue:
         while True:
             await self._changes.until(lambda: bool(self._waiting))
             signal = self._waiting[0]
-            data = signal.model_copy(update={"sent_at": utc_now()}).model_dump_json().encode()
+            sent = signal.model_copy(update={"sent_at": utc_now()})
+            size_bytes, most_bytes = len(SIGNALS.request.encode(sent)), self._bus.max_payload_bytes
+            refusal: str | None = f"{size_bytes} bytes, {most_bytes} are allowed"
             try:
-                if len(data) > self._bus.max_payload_bytes:
-                    answer = REFUSED + f" {len(data)} bytes, {self._bus.max_payload_bytes} are allowed".encode()
-                else:
-                    answer = await self._bus.request(f"{SIGNALS}.{signal.node}", data, timeout_s=ANSWER_TIMEOUT_S)
+                if size_bytes <= most_bytes:
+                    refusal = await self._bus.call(SIGNALS, sent, signal.node)
             except Unavailable:
                 await asyncio.sleep(RETRY_PAUSE_S)
                 continue
-            if answer.startswith(REFUSED):
-                reason = answer.removeprefix(REFUSED).decode(errors="replace").strip()[:REASON_CHARACTERS]
-                self._dropped.note(SIGNALS, Undecodable(reason, kind=signal.kind), counter=SIGNALS_REFUSED)
+            if refusal is not None:
+                source, error = SIGNALS.at(signal.node), Undecodable(refusal, kind=signal.kind)
+                self._bus.dropped.note(source, error, counter=SIGNALS_REFUSED)
             # A full queue may have dropped the signal meanwhile.
             if self._waiting and self._waiting[0] is signal:
                 self._waiting.popleft()

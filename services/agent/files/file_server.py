@@ -17,10 +17,17 @@ from services.agent.files import task_inputs
 from services.agent.files.rank_users import RankUsers
 from services.agent.files.task_secrets import TaskSecrets
 from shared.bus.connection import Bus
-from shared.bus.dropped import DroppedMessages
-from shared.bus.messages import REASON_CHARACTERS, decode
-from shared.errors import Unavailable, Undecodable, UnicronError
-from shared.messages.node_files import FILES, FILES_REQUEST, CheckInputs, FilesReply, InputProblem, failed, pack
+from shared.bus.messages import REASON_CHARACTERS
+from shared.errors import Unavailable, UnicronError
+from shared.messages.node_files import (
+    FILES,
+    CheckInputs,
+    FilesAnswer,
+    FilesReply,
+    FilesRequest,
+    InputProblem,
+    failed,
+)
 from shared.messages.task_folders import TaskFolders
 
 logger = logging.getLogger(__name__)
@@ -42,22 +49,13 @@ class FileServer:
         bus: on which requests come.
         node: the node's name.
         run_dir: the run directory.
-        dropped: counts the requests that cannot be decoded.
         users: of the tasks.
         secrets: of the tasks.
     """
 
-    def __init__(
-        self,
-        bus: Bus,
-        node: str,
-        run_dir: Path,
-        dropped: DroppedMessages,
-        users: RankUsers,
-        secrets: TaskSecrets,
-    ) -> None:
+    def __init__(self, bus: Bus, node: str, run_dir: Path, users: RankUsers, secrets: TaskSecrets) -> None:
         self._users, self._secrets = users, secrets
-        self._bus, self._subject, self._dropped = bus, f"{FILES}.{node}", dropped
+        self._bus, self._node = bus, node
         self._folders = TaskFolders(run_dir)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="files")
         self._processes = asyncio.Semaphore(THREADS)
@@ -66,39 +64,31 @@ class FileServer:
 
     async def start(self) -> None:
         """Begin to serve requests."""
-        await self._bus.serve(self._subject, self.serve)
+        await self._bus.serve(FILES, self.serve, self._node, refuse=failed)
 
     def stop(self) -> None:
         """Drop the requests that wait."""
         self._stopped = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def serve(self, message: bytes) -> bytes:
+    async def serve(self, request: FilesRequest) -> FilesAnswer:
         """Handle one request."""
         if self._stopped:
-            return pack(failed(Unavailable("the agent stops")))
+            return failed(Unavailable("the agent stops"))
         if self._waiting >= MOST_WAITING:
-            return pack(failed(Unavailable(f"the agent has {self._waiting} requests for files under way")))
+            return failed(Unavailable(f"the agent has {self._waiting} requests for files under way"))
         self._waiting += 1
         try:
-            return await self._answer(message)
-        except Undecodable as err:
-            self._dropped.note(self._subject, err)
-            return pack(failed(err))
+            if isinstance(request, CheckInputs):
+                return await self._check(request), b""
+            return await self._in_thread(lambda: self._folders.answer(request))
         except UnicronError as err:
-            return pack(failed(err))
+            return failed(err)
         except Exception as err:
             logger.exception("a request for files failed")
-            return pack(failed(Unavailable(f"{type(err).__name__}: {err}")))
+            return failed(Unavailable(f"{type(err).__name__}: {err}"))
         finally:
             self._waiting -= 1
-
-    async def _answer(self, message: bytes) -> bytes:
-        request = decode(FILES_REQUEST, message)
-        if isinstance(request, CheckInputs):
-            return pack(await self._check(request))
-        reply, data = await self._in_thread(lambda: self._folders.answer(request))
-        return pack(reply, data)
 
     async def _check(self, request: CheckInputs) -> FilesReply:
         script, uid = request.script, self._users.uid(request.task or "")

@@ -21,19 +21,9 @@ from pydantic import ValidationError
 from services.agent.machine.proc import handles, process_state, waits_in
 from services.agent.node.process import Process
 from services.agent.node.slots import Node
-from shared.bus.dropped import DroppedMessages
-from shared.bus.messages import decode
-from shared.errors import Undecodable
+from shared.bus.connection import Bus
 from shared.events.evidence import COLLECTIVE_GROUPS, OPERATIONS, STACK_CHARACTERS
-from shared.messages.stacks import (
-    STACKS,
-    STACKS_REQUEST,
-    GroupRecord,
-    Operation,
-    RankReport,
-    StacksReply,
-    StacksRequest,
-)
+from shared.messages.stacks import STACKS, GroupRecord, Operation, RankReport, StacksReply, StacksRequest
 from unicron.protocol import messages
 
 LOOK_S = 0.01
@@ -66,7 +56,6 @@ class Stacks:
         file: returns the file to which the process of a task and worker writes its stacks.
         send: sends a message to a rank.
         signal_: sends a signal to a rank.
-        dropped: counts requests that cannot be read.
     """
 
     def __init__(
@@ -75,23 +64,21 @@ class Stacks:
         file: Callable[[str, str], Path],
         send: Callable[[Process, messages.Message], None],
         signal_: Callable[[Process, signal.Signals], None],
-        dropped: DroppedMessages,
     ) -> None:
-        self._node, self._file, self._send, self._signal, self._dropped = node, file, send, signal_, dropped
+        self._node, self._file, self._send, self._signal = node, file, send, signal_
         self._one_request = asyncio.Lock()
         self._requests = 0
         self._asked: dict[tuple[str, int], asyncio.Future[messages.Groups | None]] = {}
         """Process id and number of the request -> what the rank answers."""
 
-    async def serve(self, data: bytes) -> bytes:
-        """Answer a request."""
-        try:
-            request = decode(STACKS_REQUEST, data)
-        except Undecodable as err:
-            self._dropped.note(STACKS, err)
-            return StacksReply(node=self._node.name).model_dump_json().encode()
+    async def serve(self, bus: Bus) -> None:
+        """Answer requests from now on."""
+        node = self._node.name
+        await bus.serve(STACKS, self._reply, node, refuse=lambda _: StacksReply(node=node))
+
+    async def _reply(self, request: StacksRequest) -> StacksReply:
         async with self._one_request:
-            return StacksReply(node=self._node.name, workers=await self._reports(request)).model_dump_json().encode()
+            return StacksReply(node=self._node.name, workers=await self._reports(request))
 
     def receive(self, process: Process, message: messages.Groups) -> None:
         """Take what a rank says of its collectives; what is not asked for any more is dropped."""

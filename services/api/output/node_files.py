@@ -13,15 +13,12 @@ from pathlib import Path
 from typing import Protocol
 
 from shared.bus.connection import Bus
-from shared.bus.dropped import DroppedMessages
-from shared.errors import Unavailable, Undecodable
-from shared.messages.node_files import FILES, CheckInputs, FilesReply, ListOutput, OutputFile, unpack
+from shared.errors import InvalidReply, Unavailable
+from shared.messages.node_files import FILES, CheckInputs, FilesReply, ListOutput, OutputFile, successful
 from shared.messages.task_folders import TaskFilesRequest, TaskFolders
 
-TIMEOUT_S = 4.0
-"""How long a node may take for one request: a reply takes milliseconds, with delays of 200 ms and losses on the way a
-second, and on a machine with every core busy as long again. A node that takes longer is named in the answer."""
-
+TIMEOUT_S = FILES.timeout_s
+"""How long a node, or the api's own machine, may take for one request."""
 
 OWN_THREADS = 4
 """Reads of the api's own run directory at the same time: one takes milliseconds."""
@@ -76,11 +73,10 @@ class NodeFiles:
     Args:
         bus: of the api.
         node: the node's name.
-        dropped: counts the replies that cannot be decoded.
     """
 
-    def __init__(self, bus: Bus, node: str, dropped: DroppedMessages) -> None:
-        self._bus, self.name, self._dropped = bus, node, dropped
+    def __init__(self, bus: Bus, node: str) -> None:
+        self._bus, self.name = bus, node
 
     async def ask(
         self, request: TaskFilesRequest | CheckInputs, timeout_s: float | None = None
@@ -95,13 +91,10 @@ class NodeFiles:
             NotFound: the node has no such file.
             Unavailable: the node does not answer in time, or cannot do it.
         """
-        subject = f"{FILES}.{self.name}"
-        message = await self._bus.request(subject, request.model_dump_json().encode(), timeout_s=timeout_s or TIMEOUT_S)
         try:
-            return unpack(message)
-        except Undecodable as err:
-            self._dropped.note(subject, err)
-            raise Unavailable(f"the answer of {self.name} is not readable: {err.detail}") from err
+            return successful(await self._bus.call(FILES, request, self.name, timeout_s=timeout_s or TIMEOUT_S))
+        except InvalidReply as err:
+            raise Unavailable(f"node {self.name}: {err.detail}") from err
 
 
 async def list_output(source: FileSource, task: str, nodes: Collection[str]) -> list[OutputFile]:

@@ -13,27 +13,14 @@ import uuid
 from services.api.access.access import Actor
 from services.api.gateway import READ_YOUR_WRITES_S, Gateway
 from services.api.store.tables import NODES
-from shared.bus.messages import decode
-from shared.errors import Conflict, FaultsDisabled, Unavailable, Undecodable
+from shared.errors import Conflict, FaultsDisabled, Unavailable
 from shared.events.union import FaultInjected, derived_id
 from shared.interface.models import InjectedFault, NodeFault, RankFault
 from shared.log.log import EventLog
-from shared.messages.injection import (
-    FAULT_RESULT,
-    FAULTS,
-    OF_NODES,
-    OF_RANKS,
-    FaultRequest,
-    FaultResult,
-    parse,
-    refusal,
-)
+from shared.messages.injection import FAULTS, OF_NODES, OF_RANKS, FaultRequest, FaultResult, parse, refusal
 from shared.model import utc_now
 from shared.projections.nodes import AWAY
 from shared.tasks.specification import ENDED
-
-ANSWER_S = 3.0
-"""Time for an agent's answer, which takes milliseconds; a busy machine has a hundred times that."""
 
 
 async def of_rank(api: Gateway, name: str, who: Actor, asked: RankFault, key: str) -> InjectedFault:
@@ -145,9 +132,8 @@ async def _inject(
 
 async def _ask(api: Gateway, node: str, request: FaultRequest) -> FaultResult:
     try:
-        answer = await api.bus.request(f"{FAULTS}.{node}", request.model_dump_json().encode(), timeout_s=ANSWER_S)
-        return decode(FAULT_RESULT, answer)
-    except (Unavailable, Undecodable) as err:
+        return await api.bus.call(FAULTS, request, node)
+    except Unavailable as err:
         raise Unavailable(f"the agent of node {node!r} does not answer: {err.detail}") from err
 
 

@@ -11,11 +11,10 @@ from collections.abc import Awaitable, Callable
 from services.api.access.access import Actor
 from services.api.gateway import READ_YOUR_WRITES_S, Gateway
 from services.api.store.tables import NODES
-from shared.bus.messages import decode
-from shared.errors import Conflict, Unavailable, Undecodable
+from shared.errors import Conflict, Unavailable
 from shared.events.node_events import CheckResult
 from shared.events.union import NodeCordoned, NodeDraining, NodeReturned
-from shared.messages.agent_restart import AGENT_RESTART, AGENT_RESTART_RESULT, AgentRestart
+from shared.messages.agent_restart import AGENT_RESTART, AgentRestart
 from shared.messages.probes import ProbeTarget
 from shared.messages.self_test import run_self_test
 from shared.model import utc_now
@@ -24,9 +23,6 @@ from shared.views.documents import NodeState, NodeView
 
 _ATTEMPTS = 5
 """How often a request is tried in all, where other events of its node are logged at the same time."""
-
-_RESTART_ANSWER_S = 3.0
-"""Time for an agent's answer that it hands over, which takes milliseconds; a busy machine has a hundred times that."""
 
 NodeEvent = NodeCordoned | NodeDraining | NodeReturned
 
@@ -123,12 +119,9 @@ async def restart_agent(api: Gateway, name: str) -> NodeView:
     node = await api.read(lambda views: views.find(NODES, name))
     if node.state in AWAY:
         raise _wrong_state(node, "it has no agent that could be started again")
-    request = AgentRestart(incarnation=node.incarnation).model_dump_json().encode()
-    subject = f"{AGENT_RESTART}.{node.name}"
     try:
-        answer = await api.bus.request(subject, request, timeout_s=_RESTART_ANSWER_S)
-        result = decode(AGENT_RESTART_RESULT, answer)
-    except (Unavailable, Undecodable) as err:
+        result = await api.bus.call(AGENT_RESTART, AgentRestart(incarnation=node.incarnation), node.name)
+    except Unavailable as err:
         raise Unavailable(f"the agent of node {name!r} does not answer: {err.detail}") from err
     _check_incarnation(node, result.incarnation)
     return node

@@ -13,19 +13,15 @@ from services.api.route_parts.parameters import PROBLEMS as READ_PROBLEMS
 from services.api.route_parts.parameters import problems
 from services.api.store.readers import ViewReader
 from services.api.store.tables import NODES
-from shared.bus.messages import decode
-from shared.errors import Undecodable, UnicronError
+from shared.errors import UnicronError
 from shared.interface.models import Check, Readiness
+from shared.messages.health import HEALTH
 from shared.projections.nodes import AGENT_LIVES
-from shared.service.frame import HEALTH, HEALTH_REPLY
 from shared.views.documents import NodeState, NodeView
 
 router = APIRouter(tags=["health"])
 
 SERVICES = ("detector", "planner", "transition")
-
-_HEALTH_TIMEOUT_S = 1.0
-"""An answer takes milliseconds; container platforms give a probe about a second by default."""
 
 _LOG_TIMEOUT_S = 2.0
 """A database that has lost its power answers nothing at all; a busy one may take a second."""
@@ -73,7 +69,7 @@ async def _readiness(api: Gateway) -> Readiness:
         name="bus",
         ok=not trouble,
         detail=f"waiting for the bus: {trouble}" if trouble else "",
-        counters=api.live.dropped.counters,
+        counters=api.bus.dropped.counters,
     )
     own = Check(name="api", ok=True, lag=_lag(last, api.feed.position))
     known = [check.model_copy(update={"lag": _lag(last, handled)}) for check, handled in answers]
@@ -141,12 +137,8 @@ async def _service(api: Gateway, name: str) -> tuple[Check, int | None]:
     """Return how a service is, and up to which position it has handled the log, if it says so."""
     if not api.bus.connected:
         return Check(name=name, ok=False, detail="not known: the bus is away"), None
-    subject = f"{HEALTH}.{name}"
     try:
-        health = decode(HEALTH_REPLY, await api.bus.request(subject, b"", timeout_s=_HEALTH_TIMEOUT_S))
-    except Undecodable as err:
-        api.live.dropped.note(subject, err)
-        return Check(name=name, ok=False, detail=f"its answer is not readable: {err.detail}"), None
+        health = await api.bus.call(HEALTH, None, name)
     except UnicronError as err:
         return Check(name=name, ok=False, detail=err.detail), None
     detail = "" if health.ready else health.detail or "starting"

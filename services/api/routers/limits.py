@@ -8,12 +8,10 @@ from services.api.gateway import Api, Gateway
 from services.api.route_parts.parameters import NAMED, PROBLEMS, Cursor, Limit, TaskName, page
 from services.api.store.readers import ViewReader
 from services.api.store.tables import NODES
-from shared.bus.messages import decode
-from shared.errors import NotFound, Unavailable, Undecodable
+from shared.errors import NotFound, Unavailable
 from shared.interface.models import Page
 from shared.messages.limits_in_force import (
     LIMITS,
-    LIMITS_REPLY,
     NODES_LIMIT,
     LimitsReply,
     LimitsRequest,
@@ -22,9 +20,6 @@ from shared.messages.limits_in_force import (
 )
 
 router = APIRouter(prefix="/v1/limits", tags=["nodes"], responses=PROBLEMS)
-
-_TIMEOUT_S = 3.0
-"""Time for the detector's answer, which takes milliseconds; a busy machine has a hundred times that."""
 
 
 @router.get("")
@@ -66,7 +61,6 @@ async def _ask(api: Gateway, request: LimitsRequest) -> LimitsReply:
         Unavailable: it does not answer, or not readably.
     """
     try:
-        answer = await api.bus.request(LIMITS, request.model_dump_json().encode(), timeout_s=_TIMEOUT_S)
-        return decode(LIMITS_REPLY, answer)
-    except (Unavailable, Undecodable) as err:
+        return await api.bus.call(LIMITS, request)
+    except Unavailable as err:
         raise Unavailable(f"the detector does not answer: {err.detail}") from err

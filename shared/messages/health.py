@@ -1,0 +1,33 @@
+"""How a service or an agent is, which it says to anybody who asks."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from shared.bus.endpoints import NOTHING, Endpoint
+from shared.bus.identities import SERVICES
+from shared.bus.messages import Integer
+from shared.model import Model
+
+AGENT = "agent-"
+"""What the name of a node's agent begins with; the node follows."""
+
+
+class Health(Model):
+    """The reply to a health request.
+
+    ``ready``: the service works. ``detail``: why it does not. ``counters``: numbers by name. ``handled``: position of
+    the log up to which the service has handled it; None: it follows no log.
+    """
+
+    name: str = ""
+    pid: Integer = 0
+    ready: bool = False
+    detail: str = ""
+    counters: dict[str, Integer] = Field(default_factory=dict)
+    handled: Integer | None = None
+
+
+HEALTH = Endpoint("unicron.health.*", NOTHING, Health, by=("api",), to=(*SERVICES, "node"), timeout_s=1.0)
+"""The subject ends with the service's name, or with ``AGENT`` and a node's. Each may ask for its own health: a
+container's probe does. An answer takes milliseconds; container platforms give a probe about a second by default."""
