@@ -56,8 +56,9 @@ async def test_an_agent_lives_and_works_whatever_it_receives(
         sent = await course(bus, targets, examples=EXAMPLES, seed=1, wanted=harmless)
         assert set(sent) == {target.subject for target in targets}
         # A request that nobody takes fails. A revocation is not answered: the agent's log shows that it takes them.
-        assert [target.subject for target in targets if not target.answers] == [REVOKED.at("n0", hellos[0].incarnation)]
-        await ear.until(lambda: f"from {REVOKED} was dropped" in (tmp_path / "agent.log").read_text())
+        revoked = REVOKED.at("n0", hellos[0].incarnation)
+        assert [target.subject for target in targets if not target.answers] == [revoked]
+        await ear.until(lambda: f"from {revoked} was dropped" in (tmp_path / "agent.log").read_text())
         before = ear.heartbeats[-1]
         seen = len(ear.heartbeats)
         await ear.until(lambda: len(ear.heartbeats) > seen + 1)
