@@ -299,10 +299,10 @@ async def test_status_says_of_every_part_whether_it_works_and_how_far_behind_it_
     answers = {"detector": Health(ready=True, handled=0), "planner": Health(detail="waiting for the log", handled=2)}
     for name, health in answers.items():
 
-        async def answer(_: bytes, health: Health = health) -> bytes:
-            return health.model_dump_json().encode()
+        async def answer(_: None, health: Health = health) -> Health:
+            return health
 
-        await bus.answer(HEALTH.at(name), lambda _, data: answer(data))
+        await bus.serve(HEALTH, answer, name)
     found = await api.http.get("/v1/status")
     assert found.status_code == 200
     parts = {one["name"]: one for one in found.json()["checks"]}

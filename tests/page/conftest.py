@@ -19,10 +19,10 @@ async def parts(bus: Bus) -> dict[str, Health]:
     answers = {name: Health(ready=True, handled=2**31) for name in SERVICES}
     for name in SERVICES:
 
-        async def answer(_: bytes, name: str = name) -> bytes:
-            return answers[name].model_dump_json().encode()
+        async def answer(_: None, name: str = name) -> Health:
+            return answers[name]
 
-        await bus.answer(HEALTH.at(name), lambda _, data: answer(data))
+        await bus.serve(HEALTH, answer, name)
     return answers
 
 
