@@ -50,6 +50,9 @@ HEAVY = {
 
 LOCAL = {
     "doctor": ("doctor",),
+    "run-check": (
+        "run", "--check", "--", "torchrun", "--nproc-per-node", "8", "pretrain_gpt.py", "--fp16", "--tp-comm-overlap",
+    ),
     "token-list": ("token", "list", "--run-dir", "run"),
     "simulate": ("simulate", "--trace", "small.csv", "--jobs", "1"),
     "replay": ("replay", "log.db"),
@@ -69,8 +72,8 @@ LOCAL = {
 }  # fmt: skip
 """Name of the golden outputs -> a verb that needs no server, and its arguments; one after the other in one folder."""
 
-PROSE = {"replay", "replay-verify", "replay-what-if"}
-"""Lines about nodes, tasks and plans, which a terminal breaks."""
+PROSE = {"replay", "replay-verify", "replay-what-if", "run-check"}
+"""Lines about nodes, tasks and plans, or a task's settings, which a terminal breaks."""
 
 CODES = {"doctor": 1}
 """Exit status of those that find something: else 0."""

@@ -1,0 +1,155 @@
+"""The verdict on a command line: whether its task is healed inside the step, or by whole restarts, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from shared.launch.arguments import Arguments
+from shared.launch.command import Launch
+from shared.launch.script import VERSIONS, Loop, Script
+from shared.launch.settings import Effect, Finding, findings
+from shared.tasks import secrets
+
+
+class Verdict(StrEnum):
+    """How a task runs: as it is, without settings that only concern speed, with whole restarts, or not at all."""
+
+    UNCHANGED = "unchanged"
+    OFF = "speed-off"
+    RESTART = "restart"
+    REFUSED = "refused"
+
+
+LINES = """run = unicron.attach(steps=..., micro_batches=..., build=build)
+for step in run.steps():
+    with step:
+        for k in step.micro_batches(): ...  # forward and backward pass of micro-batch k, then step.commit(k, loss)
+        step.reduce(); run.optimizer.step()"""
+"""What makes a loop of one's own heal inside the step, in a few lines."""
+
+_ADAPT = f"a loop on the library (docs/integrating.md):\n{LINES}"
+_RANGE = " to ".join(f"{major}.{minor}" for major, minor in VERSIONS)
+
+
+class Check(NamedTuple):
+    """A verdict, its reasons, and what is known of the task."""
+
+    verdict: Verdict
+    findings: list[Finding]
+    task: dict[str, Any]
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        settings = [
+            {"argument": f.argument, "value": f.value, "what": f.what.value, "why": f.why, "instead": f.instead}
+            for f in self.findings
+        ]
+        return {"verdict": self.verdict.value, "settings": settings, "task": self.task}
+
+
+def check(launch: Launch, script: Script, arguments: Arguments, *, own_parser: bool = False) -> Check:
+    """Return the verdict on a command line.
+
+    Args:
+        launch: what it starts.
+        script: what is known of the script.
+        arguments: its arguments, read by the table or by Megatron-LM's own parser.
+        own_parser: whether it was Megatron-LM's own parser.
+    """
+    found = [*_secret(launch)]
+    megatron = script.loop is Loop.MEGATRON_LM
+    if not megatron and script.loop is not Loop.LIBRARY:
+        found.append(Finding("SCRIPT", launch.script or launch.module, Effect.RESTART, script.why, _ADAPT))
+    if megatron and not script.core_in_range:
+        why = f"its pretrain is not one of {_RANGE}, whose seams are known"
+        found.append(Finding("megatron-core", script.core, Effect.RESTART, why, f"megatron-core {_RANGE}"))
+    if megatron or script.path is None:  # the arguments of another script are its own, and stay as they are
+        found += findings(arguments.values, arguments.options)
+    if megatron:
+        found += _unreadable(script, arguments)
+    effects = {finding.what for finding in found}
+    verdict = next((Verdict(effect) for effect in (Effect.REFUSED, Effect.RESTART, Effect.OFF) if effect in effects),
+                   Verdict.UNCHANGED)  # fmt: skip
+    return Check(verdict, found, _task(launch, script, arguments, verdict, own_parser=own_parser))
+
+
+def _secret(launch: Launch) -> list[Finding]:
+    return [
+        Finding(argument, None, Effect.REFUSED, secrets.WHY, secrets.INSTEAD)
+        for argument in secrets.secret_arguments(launch.arguments)
+    ]
+
+
+def _unreadable(script: Script, arguments: Arguments) -> list[Finding]:
+    """Return the arguments that no release of Megatron-LM has, and those with a value that none takes."""
+    wrong = Effect.REFUSED if script.core_in_range and not arguments.unknown else Effect.RESTART
+    found = [
+        Finding(option, None, wrong, problem, "a value that Megatron-LM's parser takes")
+        for option, problem in arguments.wrong.items()
+    ]
+    for option in arguments.unknown:
+        if f'"{option}"' not in script.text and f"'{option}'" not in script.text:
+            why = f"no release of Megatron-LM core {_RANGE} has it, so a fork's training module reads it"
+            found.append(Finding(option, None, Effect.RESTART, why, "an argument that the script itself adds, or none"))
+    return found
+
+
+def _task(
+    launch: Launch, script: Script, arguments: Arguments, verdict: Verdict, *, own_parser: bool
+) -> dict[str, Any]:
+    """Return what of a specification is known, and how."""
+    task: dict[str, Any] = {
+        "script": launch.script or None,
+        "module": launch.module or None,
+        "arguments": [*launch.arguments] if verdict is not Verdict.REFUSED else None,
+        "loop": script.loop.value,
+        "heals": {Verdict.RESTART: "restart", Verdict.REFUSED: None}.get(verdict, "step"),
+        "workers": launch.workers,
+        "launchers": [*launch.launchers],
+        "megatron_core": script.core or None,
+        "read_by": "megatron" if own_parser else "table",
+    }
+    if launch.max_restarts is not None:
+        task["max_restarts"] = launch.max_restarts
+    values = arguments.values
+    return task | _planned(values) if script.loop is Loop.MEGATRON_LM or "num_layers" in values else task
+
+
+def _planned(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return model, batch, steps and layout that the planner needs; None: the arguments do not say."""
+    batch = values.get("global_batch_size")
+    steps, samples = values.get("train_iters"), values.get("train_samples")
+    if steps is None and samples is not None and batch:
+        steps = samples // batch
+    tensor, pipeline = values.get("tensor_model_parallel_size", 1), values.get("pipeline_model_parallel_size", 1)
+    context = values.get("context_parallel_size", 1)
+    return {
+        "model": {
+            "layers": values.get("num_layers"),
+            "hidden": values.get("hidden_size"),
+            "heads": values.get("num_attention_heads"),
+            "sequence_length": values.get("seq_length") or values.get("encoder_seq_length"),
+            "vocabulary": values.get("vocab_size"),
+        },
+        "batch": {"global": batch, "micro": values.get("micro_batch_size")},
+        "steps": steps,
+        "parallel": {
+            "tensor": tensor,
+            "pipeline": pipeline,
+            "interleave": _chunks(values, pipeline),
+            "sequence_parallel": bool(values.get("sequence_parallel", False)) and tensor > 1,
+            "distributed_optimizer": bool(values.get("use_distributed_optimizer", False)),
+            "overlap": bool(values.get("overlap_grad_reduce", False)),
+        },
+        "least_workers": tensor * pipeline * context,
+    }
+
+
+def _chunks(values: Mapping[str, Any], pipeline: int) -> int:
+    """Return the model chunks of each worker."""
+    if chunks := values.get("num_virtual_stages_per_pipeline_rank"):
+        return int(chunks)
+    layers, each = values.get("num_layers"), values.get("num_layers_per_virtual_pipeline_stage")
+    return max(1, layers // pipeline // each) if layers and each else 1

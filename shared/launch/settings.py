@@ -1,0 +1,159 @@
+"""Which of Megatron-LM's settings a step is not healed with, and which are switched off.
+
+What the library supports is decided in ``unicron/megatron/supported.py``, on the objects that a script builds; here it
+is said of arguments, before anything starts. A test compares the two where they name the same setting (``core``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+
+class Effect(StrEnum):
+    """What a setting does to the task that has it."""
+
+    OFF = "speed-off"
+    RESTART = "restart"
+    REFUSED = "refused"
+
+
+class Setting(NamedTuple):
+    """An argument of Megatron-LM that matters to healing.
+
+    ``dest``: its name in Megatron's arguments. ``heals_with``: values that change nothing; the first is the default.
+    ``core``: its names in the configurations of megatron-core, as the library checks them.
+    """
+
+    dest: str
+    heals_with: tuple[Any, ...]
+    effect: Effect
+    why: str
+    instead: str
+    core: tuple[str, ...] = ()
+
+
+_GRAPH = "a captured graph goes on using the buffers and process groups of the generation that captured it"
+_LATE = "gradients of weights then come after the backward pass, when the micro-batch is already committed"
+_PARTS = "each rank has a part of the parameters that has no name of its own, so that no other rank can give it back"
+_SCALES = "the scaling factors are no part of the state that survivors hand on"
+_EXPERTS = "the experts of one layer have the same name, by which the state moves"
+_OFF = "nothing: it only concerns speed, and a task that is healed inside the step runs without it"
+
+SETTINGS = (
+    Setting("fp16", (False,), Effect.RESTART, "the dynamic loss scale is no part of the state that survivors hand on",
+            "--bf16, which needs no loss scale", ("fp16",)),
+    Setting("fp8", (None,), Effect.RESTART, _SCALES, "--bf16 without --fp8-format", ("fp8",)),
+    Setting("fp4", (None,), Effect.RESTART, _SCALES, "--bf16 without --fp4-format", ("fp4",)),
+    Setting("grad_reduce_in_bf16", (False,), Effect.RESTART,
+            "a sum of bfloat16 gradients loses most of each addend's bits, and micro-batches are added up anew",
+            "no --grad-reduce-in-bf16: gradients in float32, for 2 bytes more per parameter"),
+    Setting("context_parallel_size", (1,), Effect.RESTART, "gradients are summed over data-parallel ranks only",
+            "--context-parallel-size 1, with more tensor parallelism or recomputation for long sequences",
+            ("context_parallel_size",)),
+    Setting("expert_model_parallel_size", (1,), Effect.RESTART, "gradients are summed over data-parallel ranks only",
+            "a dense model", ("expert_model_parallel_size",)),
+    Setting("num_experts", (None,), Effect.RESTART, _EXPERTS, "a dense model", ("num_moe_experts",)),
+    Setting("mtp_num_layers", (None, 0), Effect.RESTART, "Megatron scales that loss by tokens that nothing divides",
+            "no --mtp-num-layers", ("mtp_num_layers",)),
+    Setting("rampup_batch_size", (None,), Effect.RESTART, "every step has the micro-batches that the task began with",
+            "--global-batch-size alone"),
+    Setting("use_precision_aware_optimizer", (False,), Effect.RESTART,
+            "no test moves main parameters that the optimizer keeps itself",
+            "no --use-precision-aware-optimizer: Adam's state in float32", ("use_precision_aware_optimizer",)),
+    Setting("optimizer_cpu_offload", (False,), Effect.RESTART, "no test moves a state that is in two memories",
+            "--use-distributed-optimizer without --optimizer-cpu-offload", ("optimizer_cpu_offload",)),
+    Setting("optimizer", ("adam", "sgd"), Effect.RESTART, "no test moves the state of this optimizer",
+            "--optimizer adam"),
+    Setting("use_megatron_fsdp", (False,), Effect.RESTART, _PARTS, "--use-distributed-optimizer",
+            ("use_megatron_fsdp",)),
+    Setting("use_torch_fsdp2", (False,), Effect.RESTART, _PARTS, "--use-distributed-optimizer"),
+    Setting("num_distributed_optimizer_instances", (1,), Effect.RESTART,
+            "the optimizer's parts are named by data-parallel rank", "--num-distributed-optimizer-instances 1",
+            ("num_distributed_optimizer_instances",)),
+    Setting("distribute_saved_activations", (False,), Effect.RESTART,
+            "no test recomputes from activations that are divided", "--recompute-granularity without it",
+            ("distribute_saved_activations",)),
+    Setting("dataloader_type", (None, "single", "cyclic"), Effect.RESTART,
+            "an external loader deals samples by position, so that those of a lost rank cannot be dealt out again",
+            "--dataloader-type single, or cyclic"),
+    Setting("perform_rl_step", (False,), Effect.RESTART, "a loop of rollouts has state beside the training step",
+            "nothing: rollouts are not healed inside the step"),
+    Setting("yaml_cfg", (None,), Effect.RESTART, "its settings are in a file, in which none of them is looked for",
+            "the settings as arguments"),
+    Setting("tp_comm_overlap", (False,), Effect.OFF, "its buffers belong to process groups that a fault replaces",
+            _OFF, ("tp_comm_overlap",)),
+    Setting("overlap_p2p_comm_warmup_flush", (False,), Effect.OFF, "it is not tested with recovery", _OFF,
+            ("overlap_p2p_comm_warmup_flush",)),
+    Setting("overlap_param_gather_with_optimizer_step", (False,), Effect.OFF,
+            "parameters are gathered once the whole update is applied", _OFF,
+            ("overlap_param_gather_with_optimizer_step",)),
+    Setting("defer_embedding_wgrad_compute", (False,), Effect.OFF, _LATE, _OFF, ("defer_embedding_wgrad_compute",)),
+    Setting("delay_wgrad_compute", (False,), Effect.OFF, _LATE, _OFF, ("delay_wgrad_compute",)),
+    Setting("cuda_graph_impl", ("none",), Effect.OFF, _GRAPH, _OFF, ("cuda_graph_impl",)),
+    Setting("enable_cuda_graph", (False,), Effect.OFF, _GRAPH, _OFF, ("enable_cuda_graph",)),
+    Setting("external_cuda_graph", (False,), Effect.OFF, _GRAPH, _OFF, ("external_cuda_graph",)),
+    Setting("optimizer_cuda_graph", (False,), Effect.OFF, _GRAPH, _OFF),
+    Setting("nccl_ub", (False,), Effect.OFF, "its buffers belong to process groups that a fault replaces", _OFF),
+    Setting("inprocess_restart", (False,), Effect.OFF, "two programs would answer the same fault",
+            "nothing: Unicron's recovery takes its place"),
+    Setting("enable_ft_package", (False,), Effect.OFF, "two programs would answer the same fault",
+            "nothing: Unicron's detector takes its place"),
+)  # fmt: skip
+"""Defaults are those of megatron-core 0.16 to 0.19."""
+
+NO_ARGUMENT = {
+    "finalize_model_grads_func": "Megatron-LM sets it, and no argument does",
+    "has_cond_embedder": "a model's own, and no argument of Megatron-LM",
+    "use_custom_fsdp": "a name of use_megatron_fsdp before megatron-core 0.16",
+    "overlap_param_gather": "Megatron-LM's parser refuses it where the library does",
+}
+"""Settings that the library checks and no argument sets -> why."""
+
+
+class Finding(NamedTuple):
+    """A setting that a task has, and what follows. ``argument``: the option, or ``SCRIPT``, ``megatron-core``."""
+
+    argument: str
+    value: Any
+    what: Effect
+    why: str
+    instead: str
+
+
+def findings(values: Mapping[str, Any], options: Mapping[str, str]) -> list[Finding]:
+    """Return what matters to healing among Megatron's arguments.
+
+    Args:
+        values: destination -> value; what is missing has its default.
+        options: destination -> the option that gave it, where that is known.
+    """
+    found = []
+    for setting in SETTINGS:
+        value = values.get(setting.dest, setting.heals_with[0])
+        if value not in setting.heals_with:
+            option = options.get(setting.dest, "--" + setting.dest.replace("_", "-"))
+            found.append(Finding(option, value, setting.effect, setting.why, setting.instead))
+    return found + _wrong_restarts(values, options)
+
+
+def _wrong_restarts(values: Mapping[str, Any], options: Mapping[str, str]) -> list[Finding]:
+    """Return what would make a restart from the task's own checkpoint train to something else."""
+    if not values.get("save") or values.get("load") != values.get("save"):
+        return []
+    cases = (
+        ("finetune", True, "begins at step 0 again with the parameters of the step that failed"),
+        ("no_load_optim", True, "loses the optimizer's state"),
+    )
+    return [
+        Finding(
+            options.get(dest, "--" + dest.replace("_", "-")),
+            True,
+            Effect.REFUSED,
+            f"--load is --save, so each restart {what}",
+            "--pretrained-checkpoint with the folder to begin from, and --load with that of --save",
+        )
+        for dest, value, what in cases
+        if values.get(dest) is value
+    ]
