@@ -10,6 +10,7 @@ interface as a user's own loop.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import runpy
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unicron.errors import WrongLoop
+from unicron.errors import InvalidSpec, WrongLoop
 from unicron.megatron import cpu as megatron_cpu
 from unicron.protocol import environment
 from unicron.trainer import spec
@@ -111,12 +112,42 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
             run.optimizer.step()
 
 
-def run_script(script: str) -> None:
-    """Run a user's training script as ``python script`` does: as ``__main__``, with its folder first on the path."""
-    path = str(Path(script).resolve())
-    sys.argv = [path]
-    sys.path.insert(0, str(Path(path).parent))
-    runpy.run_path(path, run_name="__main__")
+def run_script(script: str, arguments: Sequence[str] = (), *, module: str = "", loop: str = spec.OWN_LOOP) -> None:
+    """Run a user's training script as ``python script`` or ``python -m module`` does, as ``__main__``.
+
+    The folder of the script is first on the path, or that of the module's outermost package.
+
+    Args:
+        script: its file.
+        arguments: what it finds in ``sys.argv`` behind its own path.
+        module: the module that the script is the file of; empty: it is run as a file.
+        loop: whose loop it runs (``unicron.trainer.spec``).
+
+    Raises:
+        InvalidSpec: there is no adapter for its loop.
+    """
+    path = Path(script).resolve()
+    sys.argv = [str(path), *arguments]
+    above = len(module.split(".")) - (path.name != "__main__.py") if module else 0
+    sys.path.insert(0, str(path.parents[above]))
+    if loop == spec.MEGATRON_LM:
+        _run_megatron_lm(module or str(path), arguments)
+    elif module:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(str(path), run_name="__main__")
+
+
+def _run_megatron_lm(script: str, arguments: Sequence[str]) -> None:
+    """Run a script that calls Megatron-LM's ``pretrain``, which the adapter takes the place of.
+
+    Raises:
+        InvalidSpec: this version of the library has no adapter.
+    """
+    name = "unicron.megatron_lm"
+    if importlib.util.find_spec(name) is None:
+        raise InvalidSpec(f"loop: {spec.MEGATRON_LM!r} needs {name}, which this version of the library does not have")
+    importlib.import_module(name).run_script(script, arguments)
 
 
 def imports() -> None:
@@ -145,9 +176,9 @@ def child() -> int:
     megatron_cpu.enable()
     path, code = Path(os.environ[environment.SPEC]), 0
     try:
-        script = spec.load(path).script
-        if script:
-            run_script(script)
+        task = spec.load(path)
+        if task.script:
+            run_script(task.script, task.arguments, module=task.module, loop=task.loop)
         else:
             train(path)
     except SystemExit as end:

@@ -54,6 +54,13 @@ DEFAULT_PROGRESS_TIMEOUT_S = 14_400.0
 within hours, and a task that has made no step in four of them keeps workers from others."""
 
 
+MAX_ARGUMENTS = 4096
+"""Arguments of a script. Those of Megatron-LM are below a thousand; a blend of data sets may have as many more."""
+
+Argument = Annotated[str, Field(max_length=65_536, pattern=r"^[^\x00]*$")]
+"""An argument of a program: the kernel takes no null byte, and 128 KiB at most."""
+
+
 class TaskState(StrEnum):
     """Where a task is in its life."""
 
@@ -218,7 +225,17 @@ class TaskSpec(Model):
     )
     """How long a task that fails again and again is tried without a new step; then it waits for its operator."""
     script: str | None = None
-    """A Python file to run in place of the built-in GPT trainer; it uses ``unicron`` itself."""
+    """A Python file to run in place of the built-in GPT trainer; it uses ``unicron`` itself, or ``loop`` says whose."""
+    arguments: Annotated[list[Argument], Field(max_length=MAX_ARGUMENTS)] = Field(
+        default_factory=list, exclude_if=lambda arguments: not arguments
+    )
+    """The script's arguments, as behind ``torchrun script``."""
+    module: Annotated[str, Field(max_length=1024, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")] | None = Field(
+        default=None, exclude_if=lambda module: module is None
+    )
+    """The module that ``script`` is the file of: it is run as ``python -m`` does."""
+    loop: Literal["unicron", "megatron-lm"] = Field(default="unicron", exclude_if=lambda loop: loop == "unicron")
+    """Whose training loop the script runs: one on the library, or Megatron-LM's ``pretrain``."""
 
     @property
     def tensor(self) -> int:
@@ -269,6 +286,15 @@ class TaskSpec(Model):
             (
                 self.workers.max is None or self.workers.max >= per_replica,
                 f"workers.max: {self.workers.max} is less than one replica's tensor x pipeline, {per_replica}",
+            ),
+        ]
+        path = "" if self.script is None else self.script.removesuffix(".py").removesuffix("/__main__")
+        checks += [
+            (self.script is not None or not self.arguments, "arguments: only beside script"),
+            (self.script is not None or self.loop == "unicron", "loop: only beside script"),
+            (
+                self.module is None or f"/{path}".endswith("/" + self.module.replace(".", "/")),
+                f"module: script must be its file, {(self.module or '').replace('.', '/')}.py or its __main__.py",
             ),
         ]
         if self.script is None:
@@ -346,6 +372,8 @@ def _submission_problems(spec: TaskSpec) -> Iterator[tuple[str, object, str]]:
         size = f"parallel.tensor, {'which may be ' * (spec.parallel.tensor == 'auto')}{largest},"
         yield "parallel.sequence_parallel", True, f"{size} must divide model.sequence_length, {length}"
     yield from secrets.problems(spec.env, spec.secrets)
+    for argument in secrets.secret_arguments(spec.arguments):
+        yield "arguments", argument, f"{secrets.WHY}; instead: {secrets.INSTEAD}"
     for name, value in spec.env.items():
         if not name or "=" in name or "\0" in name + value:
             yield "env", name, "not an environment variable: a name without '=', and no null byte in name or value"

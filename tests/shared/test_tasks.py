@@ -114,3 +114,46 @@ def test_chunks_that_do_not_divide_the_layers_are_refused() -> None:
     assert error["field"] == "parallel.interleave"
     assert error["problem"] == f"times pipeline, {2 * layers}, must divide model.layers, {layers}"
     assert load_spec(f"{text}\nscript: train.py").parallel.interleave == 2
+
+
+SCRIPT = f"{TEXT}steps: 5\nscript: /code/mine/train.py\n"
+
+
+def test_a_script_has_arguments_and_may_be_a_module() -> None:
+    spec = load_spec(f"{SCRIPT}module: mine.train\narguments: [--lr, '1e-3', '']\nloop: megatron-lm\n")
+    assert (spec.module, spec.arguments, spec.loop) == ("mine.train", ["--lr", "1e-3", ""], "megatron-lm")
+    assert {"module", "arguments", "loop"}.isdisjoint(load_spec(SCRIPT).model_dump())
+
+
+@pytest.mark.parametrize("name", ["train", "mine.train", "code.mine.train"])
+def test_the_module_of_a_script_is_any_of_its_names(name: str) -> None:
+    assert load_spec(f"{SCRIPT}module: {name}").module == name
+    main = SCRIPT.replace("train.py", "train/__main__.py")
+    assert load_spec(f"{main}module: {name}").module == name
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        (f"{TEXT}steps: 5\narguments: [a]", "arguments"),
+        (f"{TEXT}steps: 5\nloop: megatron-lm", "loop"),
+        (f"{TEXT}steps: 5\nmodule: mine.train", "module"),
+        (f"{SCRIPT}module: other.train", "module"),
+        (f"{SCRIPT}module: ain", "module"),
+        (f"{SCRIPT}module: ../train", "module"),
+        (f"{SCRIPT}loop: mine", "loop"),
+        (f'{SCRIPT}arguments: ["a\\0b"]', "arguments.0"),
+    ],
+)
+def test_fields_of_a_script_that_cannot_be_are_refused(text: str, field: str) -> None:
+    assert field in [error["field"] for error in errors_of(text)]
+
+
+@pytest.mark.parametrize(
+    "arguments", ["[--wandb-api-key, abc0123]", "[--wandb-api-key=abc0123]", "['s3://me:abc0123@h/x']"]
+)
+def test_a_secret_among_the_arguments_is_refused_and_not_shown(arguments: str) -> None:
+    (error,) = errors_of(f"{SCRIPT}arguments: {arguments}")
+    assert error["field"] == "arguments"
+    assert "secrets:" in error["problem"]
+    assert "abc0123" not in json.dumps(error)

@@ -17,6 +17,9 @@ from unicron.gradients.precision import Precision
 from unicron.protocol import environment
 from unicron.snapshot.interval import Every
 
+OWN_LOOP, MEGATRON_LM = "unicron", "megatron-lm"
+"""Whose loop a script runs: one on this library, or Megatron-LM's ``pretrain``."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
@@ -74,6 +77,12 @@ class Spec:
     """Whether gradients are added up in float64, so that the result is in practice the same."""
     script: str
     """A user's Python file that is run instead of the built-in trainer; empty: none."""
+    arguments: tuple[str, ...] = ()
+    """The script's arguments."""
+    module: str = ""
+    """The module that the script is the file of; empty: it is run as a file."""
+    loop: str = OWN_LOOP
+    """Whose loop the script runs: ``OWN_LOOP`` or ``MEGATRON_LM``."""
 
     @property
     def micro_batches(self) -> int:
@@ -158,6 +167,9 @@ def parse(data: Mapping[str, Any]) -> Spec:
             exact=bool(data.get("exact", False)),
             deterministic_sums=bool(data.get("deterministic_sums", False)),
             script=str(data.get("script") or ""),
+            arguments=tuple(map(str, data.get("arguments") or ())),
+            module=str(data.get("module") or ""),
+            loop=str(data.get("loop") or OWN_LOOP),
         )
     except (KeyError, TypeError, ValueError) as err:
         raise InvalidSpec(f"task specification: {type(err).__name__}: {err}") from err

@@ -16,12 +16,13 @@ from shared.views.documents import TaskView
 
 CHANGEABLE = (
     "steps", "weight", "workers", "checkpoint", "parallel", "max_restarts", "finish_timeout_s", "progress_timeout_s",
-    "env", "secrets", "script",
+    "env", "secrets", "script", "arguments", "module",
 )  # fmt: skip
 """Fields that a task which goes on from a checkpoint may have otherwise, with all below them.
 
 They change what the task does with its samples in no update (``parallel``: a checkpoint is read in any layout), or they
-are the user's own business: the surroundings of the processes, and which file the script is. A script stays a script.
+are the user's own business: the surroundings of the processes, which file the script is, and its
+arguments. A script stays a script, and its loop the same.
 """
 
 _REUSABLE = frozenset({TaskState.STOPPED, TaskState.FAILED})
