@@ -100,7 +100,9 @@ for step in run.steps():
         run.optimizer.step()
         run.state["counter"].updates += 1
     if step.completed:
-        seen.append({"norms": [before, clipped, after], "loss": step.loss, "size": run.generation.world_size})
+        with run.boundary():
+            size = run.generation.world_size
+        seen.append({"norms": [before, clipped, after], "loss": step.loss, "size": size})
     run.heartbeat()
 found = {"steps": seen, "updates": run.state["counter"].updates}
 pathlib.Path(__file__).with_name(f"seen-{run.generation.rank}.json").write_text(json.dumps(found))

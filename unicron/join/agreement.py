@@ -40,6 +40,8 @@ class Report:
     """Whether a newcomer had a part in its newest update, behind which nothing was compared."""
     undoes: bool = False
     """Whether it knows that the newest update is to be undone: a member that had a part in it differs."""
+    open_section: int = 0
+    """The step behind which the member is in a boundary section that is not done; 0: none."""
     micro_batches: tuple[tuple[int, ...], ...] = ((),)
     """For that step, for each model chunk (of which all members have equally many), ``FREE``, ``ASSIGNED`` or ``DONE``
     for each micro-batch. The buckets that are not reduced contain the sum of the gradients of those done."""

@@ -79,6 +79,8 @@ class JoinResult:
     """How many micro-batches of a step each replica computes; empty: equally many."""
     repeats_update: bool = False
     """Whether the user's state lacks the last update: its step comes again, with nothing to compute."""
+    repeats_section: bool = False
+    """Whether a boundary section behind the last update is not done: its step comes again for that."""
 
     def message(self, configure: Configure, *, step: int, buckets: int, total_s: float, computed_s: float) -> Resumed:
         """Return the report of the first step of a generation.
@@ -151,6 +153,7 @@ class Joiner:
         micro_batches: int,
         fault: Callable[[str], None] = lambda at: None,
         formed: Callable[[], None] = lambda: None,
+        open_section: int = 0,
     ) -> JoinResult:
         """Join a generation; ``rank_state`` is then the newest state of all members.
 
@@ -160,6 +163,7 @@ class Joiner:
             micro_batches: in one update.
             fault: lets an injected fault happen.
             formed: called once the members have their groups, before state is read or moved.
+            open_section: the step behind which this rank is in a boundary section that is not done; 0: none.
 
         Raises:
             RuntimeError: a member was lost meanwhile, or the generation was held.
@@ -177,6 +181,7 @@ class Joiner:
             is_complete=rank_state is self.rank_state and not rank_state.update_ungathered,
             micro_batches=micro_batches,
             checks=self._checks,
+            open_section=open_section,
             wait=link.wait,
         )
         self._checks.enter(reports, configure.identity, link.wait)
@@ -220,6 +225,7 @@ class Joiner:
             resumption=resumption,
             shares=configure.shares,
             repeats_update=not self._user.is_at(rank_state.applied),
+            repeats_section=rank_state.applied > 0 and any(r.open_section == rank_state.applied for r in reports),
         )
 
     def _rebuild_groups(self, configure: Configure, link: AgentLink) -> dist.Store:

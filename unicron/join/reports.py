@@ -34,6 +34,7 @@ class _Row(NamedTuple):
     proven: int = 0
     uncompared: int = 0
     undoes: int = 0
+    open_section: int = 0
 
 
 def gather_reports(
@@ -43,6 +44,7 @@ def gather_reports(
     is_complete: bool,
     micro_batches: int,
     checks: MemberChecks,
+    open_section: int,
     wait: Wait,
 ) -> list[Report]:
     """Return the reports of all members, by rank. All members call it.
@@ -53,6 +55,7 @@ def gather_reports(
         is_complete: whether the rank state has all that its place needs.
         micro_batches: in one step.
         checks: what this rank is beside its state, and what it knows of the others.
+        open_section: the step behind which the rank is in a boundary section that is not done; 0: none.
         wait: waits for a collective.
 
     Raises:
@@ -67,6 +70,7 @@ def gather_reports(
         proven=int(checks.proven),
         uncompared=int(checks.uncompared),
         undoes=int(checks.undoes),
+        open_section=open_section,
     )
     chunks = len(model_chunks(rank_state.model))
     states = [[FREE] * micro_batches] * chunks
@@ -100,5 +104,6 @@ def _report(numbers: list[int], chunks: int) -> Report:
         proven=bool(row.proven),
         uncompared=bool(row.uncompared),
         undoes=bool(row.undoes),
+        open_section=row.open_section,
         micro_batches=tuple(tuple(states[i * count : (i + 1) * count]) for i in range(chunks)),
     )

@@ -1,9 +1,11 @@
 """A step whose update is applied already, yielded once more for what a script does behind the update.
 
-A fault may meet every rank between the update and the code behind it: with a distributed optimizer, when the
-parameters are gathered. The members then complete the update when they join, and no rank's scheduler has been stepped.
-So the loop gets that step again: without micro-batches, with a ``reduce`` that does nothing, and with an optimizer that
-is not stepped a second time (``AppliedOptimizer``, while the step lasts).
+It comes again for two reasons. A fault may meet every rank between the update and the code behind it: with a
+distributed optimizer, when the parameters are gathered. The members then complete the update when they join, and no
+rank's scheduler has been stepped. So the loop gets that step again: without micro-batches, with a ``reduce`` that does
+nothing, and with an optimizer that is not stepped a second time (``AppliedOptimizer``, while the step lasts). Or a
+fault comes in a boundary section behind the step (``unicron.training.boundary``): then the user's state stands behind
+the update too, and the step is ``repeated``; what the loop changes of that state in its block is put back.
 """
 
 from __future__ import annotations
@@ -22,15 +24,17 @@ from unicron.training.step import Step, StepHost
 class AppliedStep(Step):
     """A step that is left with ``completed`` true, and in which there is nothing to compute."""
 
-    def __init__(self, host: StepHost, number: int, left: Step | None) -> None:
+    def __init__(self, host: StepHost, number: int, left: Step | None, *, repeated: bool = False) -> None:
         """Prepare the step.
 
         Args:
             host: the training.
             number: of the step.
             left: the step that a failure ended last in this process. It knows the loss, if it is the same step.
+            repeated: whether only what stands behind the step's block comes again.
         """
         super().__init__(host, number, [])
+        self.repeated = repeated
         if left is not None and left.number == number:
             self.loss = left.loss
         self.completed = True
@@ -79,6 +83,8 @@ class AppliedStep(Step):
         """Leave the step; swallow an error that a new generation answers, report every other error."""
         self._host.link.leave()
         if error is None:
+            if self.repeated:
+                self._host.put_back()
             return False
         self.left = True
         return self._host.survives(error)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from unicron.checkpoint import outcomes, target
 from unicron.checkpoint.writer import Outcomes, Writer
-from unicron.errors import DamagedCheckpoint, Interrupted, InvalidSpec, MemberDiffers, PeerDiffers
+from unicron.errors import DamagedCheckpoint, Interrupted, InvalidSpec, MemberDiffers, PeerDiffers, WrongLoop
 from unicron.gradients.precision import Precision
 from unicron.join import own_identity, user_state
 from unicron.join.joining import Build, Joiner, JoinResult, own_share
@@ -101,6 +101,12 @@ class Training:
         )
         self._joined = JoinResult(source="")
         self.last_loss: float | None = None
+        self.step: Step | None = None
+        """The step that the loop has got last in this generation."""
+        self.open_section = 0
+        """The step behind which this rank is in a boundary section that is not done; 0: none."""
+        self.random: tuple[int, Callable[[], None]] = 0, lambda: None
+        """The step of the newest section, and what puts random generators back to what they were before its first."""
         self._left_step: Step | None = None
         """The step that a failure ended last."""
         self._checks_user = self.in_applied_step = False
@@ -147,14 +153,15 @@ class Training:
         """Yield the steps of one generation until it ends; return how it ended."""
         if self.rank_state.applied == self.total_steps:
             self._report_resumed(None)
-        if self._joined.repeats_update and not (yield from self._repeat_update()):
+        repeats = self._joined.repeats_update or self._joined.repeats_section
+        if repeats and not (yield from self._repeat_update()):
             return "broken"
         if self._checks.keeps_state and self.rank_state.applied < self.total_steps:
             # A newcomer's part is what it has received, and not what its script may make of it.
             self.snapshots.keep(self.rank_state, self.user.record, at_once=not self._checks.proven)
         first = self._checks_user = True
         while self.rank_state.applied < self.total_steps:
-            step = self._next_step(resumes=first)
+            step = self.step = self._next_step(resumes=first)
             yield step
             if step.completed:
                 self.last_loss = step.loss
@@ -186,12 +193,34 @@ class Training:
 
     def _repeat_update(self) -> Generator[Step, None, bool]:
         """Yield the last step again, whose update is applied; return False if a new generation has to answer."""
-        step = AppliedStep(self, self.rank_state.applied, self._left_step)
+        repeated = not self._joined.repeats_update
+        step = self.step = AppliedStep(self, self.rank_state.applied, self._left_step, repeated=repeated)
+        if repeated and self.random[0] == step.number:
+            self.random[1]()
         self.in_applied_step = True
         yield step
         self.in_applied_step = False
-        self._place_user_state(step)
+        if repeated:
+            self.put_back()
+            self._left_step = step if step.left else self._left_step
+        else:
+            self._place_user_state(step)
         return not step.left
+
+    def put_back(self) -> None:
+        """Put the user's state back to what it is behind a step that is repeated.
+
+        Raises:
+            WrongLoop: a tensor was changed in place, of which there is no copy.
+        """
+        if self.step is None or not self.step.repeated:
+            return
+        self.user.leave_step(self.step.number, updated=False)
+        if not self.user.is_at(self.step.number):
+            raise WrongLoop(
+                f"step {self.step.number} is repeated for a boundary section, and the loop has changed tensors of its "
+                "state in place once more: leave them as they are if step.repeated"
+            )
 
     def _place_user_state(self, step: Step) -> None:
         """Find out which update the user's state stands behind, now that the script has done what it does in a step."""
@@ -254,12 +283,16 @@ class Training:
                 self.micro_batches,
                 fault=lambda at: self.faults.reached(step, at),
                 formed=self._prove_target,
+                open_section=self.open_section,
             )
         except DamagedCheckpoint as err:
             # A checkpoint that some nodes do not see looks like one that is damaged.
             if not self._writer.unusable:
                 raise
             raise InvalidSpec(f"{err}; {self._writer.unusable}") from err
+        self.step = None
+        # A newcomer, too: another fault may come before it is in the section.
+        self.open_section = self.rank_state.applied if self._joined.repeats_section else 0
         if self.configure.generation > 1:  # the steps up to here may have failed: see finite_checks
             self.rank_state.finite.each_until = max(self.rank_state.applied, self.configure.fault_step) + 1
         total = partial(end_of_step.total, wait=self.link.wait)

@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Any
 
 from unicron.training.applied_step import AppliedOptimizer
+from unicron.training.boundary import Section
 from unicron.training.generations import Training
 from unicron.training.step import Step
 
@@ -79,6 +80,19 @@ class Run:
             tensor=configure.tensor,
             pipeline=configure.pipeline,
         )
+
+    def boundary(self, *, meets: bool = True) -> Section:
+        """Return a section of the loop, for what ranks do together between two steps: an evaluation, a file.
+
+        To be entered behind a step's block, by all ranks. A fault inside leaves the block without an exception; the
+        next step that the loop yields is then the same one again, with ``step.repeated`` and nothing to compute: so the
+        loop comes to the section once more, in a new generation and with the random generators as they were.
+
+        Args:
+            meets: whether the section's end waits for all ranks. Without, a rank that is lost in a section that the
+                others have left does not bring the section back: only for what ends with a collective of its own.
+        """
+        return Section(self._training, meets=meets)
 
     def heartbeat(self) -> None:
         """Report that this rank is at work on something else than a step: evaluation, a file of the script's own.

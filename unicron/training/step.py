@@ -51,6 +51,9 @@ class StepHost(Protocol):
     def agreed(self, statuses: list[int]) -> None:
         """Act on the worst of what all ranks reported. The state may change once this returns."""
 
+    def put_back(self) -> None:
+        """Put the user's state back to what it is behind a step that is repeated."""
+
     def survives(self, error: BaseException) -> bool:
         """Report an error; return whether the process goes on in a new generation."""
 
@@ -75,6 +78,9 @@ class Step:
         self.left = False
         """Whether a failure ended the step here: the same step comes again, or the next one if the update was
         applied."""
+        self.repeated = False
+        """Whether the step, with the user's state, was done before a fault, and comes once more for a boundary section
+        behind it (``Run.boundary``)."""
         self.began_s = time.monotonic()
         """On this process's monotonic clock."""
         self.computed_s = 0.0

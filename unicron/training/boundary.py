@@ -1,0 +1,124 @@
+"""A boundary section: what a script does between two steps together with its peers, which may be lost meanwhile.
+
+    for step in run.steps():
+        with step:
+            ...
+        if step.number % 100 == 0:
+            with run.boundary():
+                evaluate(run.model)
+
+A fault inside leaves the section without an exception. A ``with`` block cannot run itself again, so the loop does: it
+gets the step once more, ``step.repeated`` and with nothing to compute (``unicron.training.applied_step``), and comes to
+the section as it did before; so does a process that is new. A section is done once all ranks have come to its end.
+Until then it counts as not done for all of them, and those that had come through it run it again.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from unicron import device
+from unicron.errors import WrongLoop
+from unicron.link.agent_link import AgentLink
+from unicron.process.faults import FaultInjector
+from unicron.training.step import Step
+
+
+class SectionHost(Protocol):
+    """What a section needs of the training (``unicron.training.generations``)."""
+
+    link: AgentLink
+    faults: FaultInjector
+    step: Step | None
+    """The step that the loop has got last in this generation."""
+    open_section: int
+    """The step behind which this rank is in a section that is not done; 0: none."""
+    random: tuple[int, Callable[[], None]]
+    """The step of the newest section, and what puts random generators back to what they were before its first."""
+
+    def heartbeat(self) -> None:
+        """Report that this rank is at work on something else than a step."""
+
+    def put_back(self) -> None:
+        """Put the user's state back to what it is behind a step that is repeated."""
+
+    def survives(self, error: BaseException) -> bool:
+        """Report an error; return whether the process goes on in a new generation."""
+
+
+class Section:
+    """What ``Run.boundary`` returns; its ``with`` block is a part of the loop in which peers may be lost."""
+
+    def __init__(self, host: SectionHost, *, meets: bool = True) -> None:
+        """Prepare the section. ``meets``: whether its end waits for all ranks."""
+        self._host, self.meets = host, meets
+
+    def __enter__(self) -> Section:
+        """Begin the section.
+
+        Raises:
+            WrongLoop: the loop is in no step's boundary, or a step's block has not been left.
+        """
+        step = self._host.step
+        if step is None or not (step.completed or step.left):
+            raise WrongLoop("run.boundary() stands behind a step's block, in the loop over run.steps()")
+        if step.completed:
+            self._host.put_back()
+            self._host.open_section = step.number
+            if self._host.random[0] != step.number:
+                self._host.random = step.number, random_states()
+        self._host.heartbeat()
+        self._host.link.enter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        """End the section once all ranks have; swallow an error that a new generation answers, report every other."""
+        host, step = self._host, self._host.step
+        assert step is not None
+        if error is None:
+            try:
+                host.faults.reached(step.number, "section")
+                if self.meets and dist.is_initialized() and dist.get_world_size() > 1:
+                    host.link.wait(dist.all_reduce(torch.zeros(1, device=device.current()), async_op=True))
+                host.link.synchronize()
+            except Exception as err:
+                error = err
+        host.link.leave()
+        if error is None:
+            host.open_section = 0
+            return False
+        step.left = True
+        return host.survives(error)
+
+
+def random_states() -> Callable[[], None]:
+    """Return what puts the random generators of this process back to what they are now.
+
+    Python's, numpy's, torch's and those of Megatron's tracker; of the libraries, those that are imported.
+    """
+    found: list[tuple[Callable[[Any], Any], Any]] = [
+        (random.setstate, random.getstate()),
+        (torch.set_rng_state, torch.get_rng_state()),
+    ]
+    if device.is_cuda():
+        found.append((torch.cuda.set_rng_state, torch.cuda.get_rng_state()))
+    if numpy := sys.modules.get("numpy"):
+        found.append((numpy.random.set_state, numpy.random.get_state()))
+    if trackers := sys.modules.get("megatron.core.tensor_parallel.random"):
+        tracker = trackers.get_cuda_rng_tracker()
+        found.append((tracker.set_states, tracker.get_states()))
+
+    def restore() -> None:
+        for put_back, state in found:
+            put_back(state)
+
+    return restore
