@@ -96,6 +96,8 @@ def attach(
     state: Mapping[str, Any] | None = None,
     interleave: int | None = None,
     directory: str = "unicron-run",
+    tensor: int = 1,
+    pipeline: int = 1,
 ) -> Run:
     """Attach this process to its node agent, or let it train alone (also as one of torchrun's processes).
 
@@ -125,6 +127,8 @@ def attach(
             Megatron's ``parallel_state`` has the number as the virtual pipeline size when ``build`` is called, and
             ``build`` returns as many modules in a list.
         directory: where checkpoints and results go without an agent.
+        tensor: tensor-parallel size without an agent, whose plan says it otherwise.
+        pipeline: pipeline-parallel size without one.
 
     An argument that is None has the value of the task's specification or, without an agent, the default of
     ``Training``: no checkpoints except at a stop, and sums in float32.
@@ -147,7 +151,7 @@ def attach(
     from unicron.training.generations import Training
     from unicron.training.run import Run
 
-    link = agent_link.from_environment(standalone_generation(directory))
+    link = agent_link.from_environment(standalone_generation(directory, tensor=tensor, pipeline=pipeline))
     task = spec.of_environment() if link.supervised else None
     if task is not None:
         task.check_script(steps=steps, micro_batches=micro_batches)

@@ -43,6 +43,9 @@ class SectionHost(Protocol):
     random: tuple[int, Callable[[], None]]
     """The step of the newest section, and what puts random generators back to what they were before its first."""
 
+    def gather_parameters(self) -> None:
+        """Wait until the parameters that other ranks have updated have arrived on this one."""
+
     def heartbeat(self) -> None:
         """Report that this rank is at work on something else than a step."""
 
@@ -57,8 +60,10 @@ class Section:
     """What ``Run.boundary`` returns; its ``with`` block is a part of the loop in which peers may be lost."""
 
     def __init__(self, host: SectionHost, *, meets: bool = True) -> None:
-        """Prepare the section. ``meets``: whether its end waits for all ranks."""
+        """Prepare the section. ``meets``: whether parameters are whole in it, and its end waits for all ranks."""
         self._host, self.meets = host, meets
+        self._failed: Exception | None = None
+        """What failed as the section began: its end tells, since a block cannot be left before it begins."""
 
     def __enter__(self) -> Section:
         """Begin the section.
@@ -76,7 +81,21 @@ class Section:
                 self._host.random = step.number, random_states()
         self._host.heartbeat()
         self._host.link.enter()
+        if self.meets:
+            try:
+                self._host.gather_parameters()
+            except Exception as err:
+                self._failed = err
         return self
+
+    def meet(self) -> None:
+        """Have whole parameters from here on, and the section's end wait for all ranks.
+
+        Raises:
+            RuntimeError, Interrupted: a peer is lost.
+        """
+        self.meets = True
+        self._host.gather_parameters()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -84,6 +103,7 @@ class Section:
         """End the section once all ranks have; swallow an error that a new generation answers, report every other."""
         host, step = self._host, self._host.step
         assert step is not None
+        error = self._failed or error
         if error is None:
             try:
                 host.faults.reached(step.number, "section")

@@ -178,7 +178,7 @@ class Training:
             if self.rank_state.applied == self.total_steps:
                 break
             if self.request == DRAIN:
-                return "drained" if self._attempt(self._gather_parameters) else "broken"
+                return "drained" if self._attempt(self.gather_parameters) else "broken"
             if not self._at_boundary():
                 return "broken"
         return "complete"
@@ -248,7 +248,7 @@ class Training:
         self.snapshots.take(self.rank_state, self.user.record, checkpointing=not self._writer.idle)
         return True
 
-    def _gather_parameters(self) -> None:
+    def gather_parameters(self) -> None:
         """Wait until the parameters that other ranks have updated have arrived on this one."""
         if self.rank_state.gather is not None:
             self.rank_state.gather.finish(self.link.synchronize)
@@ -401,7 +401,7 @@ class Training:
     def _finish(self) -> None:
         """Write the result and report that the task is finished, or that its script goes on behind the last step."""
         self.show_writing()
-        self._gather_parameters()
+        self.gather_parameters()
         self.complete_checkpoint()
         finished = Finishing(self, can_save=not self._writer.unusable).until_written()
         if finished is None:

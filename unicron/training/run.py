@@ -89,7 +89,8 @@ class Run:
         loop comes to the section once more, in a new generation and with the random generators as they were.
 
         Args:
-            meets: whether the section's end waits for all ranks. Without, a rank that is lost in a section that the
+            meets: whether parameters that other ranks have updated are waited for at the section's beginning, and all
+                ranks at its end. Without, a rank that is lost in a section that the
                 others have left does not bring the section back: only for what ends with a collective of its own.
         """
         return Section(self._training, meets=meets)

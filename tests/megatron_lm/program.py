@@ -1,0 +1,118 @@
+"""A process of Megatron-LM's own script, stock or with the adapter; what the parameters are at its end goes to a file.
+
+    python program.py stock|unicron SCRIPT FOLDER ARGS...
+
+The model that was built last is what is written: ``<tensor rank>-<pipeline rank>.pt``, by each shard's first replica.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+FAULT = "UNICRON_TEST_FAULT"
+"""Environment variable ``worker:where:count``: that worker is killed where it is for the count-th time, once."""
+
+
+def fault(folder: Path) -> None:
+    """Place a kill as the environment says."""
+    text = os.environ.get(FAULT, "")
+    worker, _, rest = text.partition(":")
+    mark = folder / f"killed-{worker}"
+    if not text or os.environ.get("UNICRON_WORKER") != worker or mark.exists():
+        return
+    where, _, count = rest.partition(":")
+    left = int(count)
+
+    def reach() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def before(owner: Any, name: str) -> None:
+        stock = getattr(owner, name)
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            reach()
+            return stock(*args, **kwargs)
+
+        setattr(owner, name, called)
+
+    import megatron.core.optimizer.optimizer as optimizers
+    import megatron.training.training as training
+    from megatron.core.models.gpt import GPTModel
+    from unicron.training.step import Step
+
+    import megatron.core.dist_checkpointing as dist_checkpointing
+
+    places: dict[str, tuple[Any, str]] = {
+        "forward": (GPTModel, "forward"),
+        "reduce": (Step, "_report_buckets"),
+        "update": (optimizers.MegatronOptimizer, "get_loss_scale"),
+        "evaluate": (GPTModel, "forward"),
+        "save": (dist_checkpointing, "save"),
+    }
+    if where == "evaluate":
+        evaluate = training.evaluate
+
+        def evaluated(*args: Any, **kwargs: Any) -> Any:
+            if not hasattr(GPTModel, "placed"):
+                GPTModel.placed = True
+                before(GPTModel, "forward")
+            return evaluate(*args, **kwargs)
+
+        training.evaluate = evaluated
+    elif where == "update":
+        from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32  # noqa: F401
+
+        before(optimizers, "clip_grad_by_total_norm_fp32")
+    else:
+        before(*places[where])
+
+
+def main(mode: str, script: str, folder: Path, arguments: list[str]) -> None:
+    """Be the process."""
+    from tests.megatron_lm import cpu
+
+    sys.path.insert(0, str(Path(script).parent))
+    cpu.apply()
+    import megatron.training.training as training
+    import torch
+    from megatron.core import parallel_state
+
+    built: dict[str, Any] = {}
+    setup = training.setup_model_and_optimizer
+
+    def remember(model_provider_func: Any, model_type: Any, checkpointing_context: Any = None) -> Any:
+        built["model"], *rest = setup(model_provider_func, model_type, checkpointing_context)
+        built["place"] = (
+            parallel_state.get_tensor_model_parallel_rank(),
+            parallel_state.get_pipeline_model_parallel_rank(),
+            parallel_state.get_data_parallel_rank(),
+        )
+        return built["model"], *rest
+
+    training.setup_model_and_optimizer = remember
+    fault(folder)
+    if mode == "stock":
+        sys.argv = [script, *arguments]
+        runpy.run_path(script, run_name="__main__")
+    else:
+        from unicron.megatron_lm import run_script
+
+        run_script(script, arguments)
+    tensor, pipeline, replica = built["place"]
+    if replica == 0 or mode == "unicron":
+        found = {f"{i}.{n}": p.detach().clone() for i, m in enumerate(built["model"]) for n, p in m.named_parameters()}
+        torch.save(found, folder / f"{tensor}-{pipeline}-{replica}.pt")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4:])

@@ -1,0 +1,522 @@
+"""Megatron-LM's ``pretrain()`` on the library's steps.
+
+Megatron-LM's own ``train()`` is kept. Its ``train_step`` is one step of the library's; everything between two of them
+(logging, evaluation, saving) is a boundary section. ``train()`` has the model, the iteration and more in local
+variables, so where one of them changes (another model after a fault, or a section that comes again) it is left by an
+exception and entered anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import unicron
+from unicron.errors import InvalidSpec
+from unicron.megatron.construction import without_collectives
+from unicron.megatron.model import model_chunks
+from unicron.megatron.parallel import data_group
+from unicron.megatron.schedule import each_backward, fill
+from unicron.megatron_lm import settings, tracker
+from unicron.megatron_lm.reports import Reports
+from unicron.megatron_lm.samples import Samples, sample_ids
+from unicron.trainer.dropout import Dropout
+from unicron.training.boundary import Section
+from unicron.training.step import Step
+
+DIRECTORY = "UNICRON_MEGATRON_LM_DIRECTORY"
+"""Environment variable: where results go without an agent."""
+
+
+class _EnterAnew(Exception):
+    """``train()`` has to be left and entered with another model or iteration."""
+
+
+class _OneReplica:
+    """Megatron's ``parallel_state`` as ``train()`` reads it: the batch is the task's, with any number of replicas."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+    def get_data_parallel_world_size(self, *args: Any, **kwargs: Any) -> int:
+        """Return 1."""
+        return 1
+
+
+class _Scheduler:
+    """Megatron's scheduler of learning rate and weight decay as a part of the state."""
+
+    def __init__(self, made: Any) -> None:
+        self.made = made
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scheduler's."""
+        return dict(self.made.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the scheduler's."""
+        self.made.load_state_dict(state)
+
+
+class Pretraining:
+    """One call of ``pretrain()``."""
+
+    def __init__(self, call: SimpleNamespace) -> None:
+        """Read the arguments; ``call``: the parameters of ``pretrain()`` by name.
+
+        Raises:
+            InvalidSpec: an argument is refused.
+        """
+        import megatron.training.training as training
+        from megatron.training import arguments, checkpointing, global_vars, initialize
+
+        self._training: Any = training
+        self._initialize: Any = initialize
+        self._checkpointing: Any = checkpointing
+        self._globals: Any = global_vars
+        self._call = call
+        self._args = settings.parsed(arguments, call.extra_args_provider)
+        self._plan = settings.plan(self._args)
+        self._tensorboard, self._args.tensorboard_dir = self._args.tensorboard_dir, None
+        self._sequence_parallel = self._args.sequence_parallel
+        initialize.initialize_megatron(
+            extra_args_provider=call.extra_args_provider,
+            args_defaults=call.args_defaults,
+            allow_no_cuda=not torch.cuda.is_available(),
+            skip_mpu_initialization=True,
+            parsed_args=self._args,
+        )
+        self._args = global_vars.get_args()
+        self._built = False
+        self._pending: Step | None = None
+        self._section: Section | None = None
+        self._model: Any = None
+        self._dropout: Dropout | None = None
+        self._datasets: tuple[Any, Any, Any] | None = None
+        self._reports = Reports(self._plan.micro_batches)
+        self._tested = 0
+        self._replace()
+        self._run = unicron.attach(
+            steps=self._plan.steps,
+            micro_batches=self._plan.micro_batches,
+            build=self._build,
+            state={"scheduler": lambda model, optimizer: _Scheduler(training.get_optimizer_param_scheduler(optimizer))},
+            interleave=self._args.virtual_pipeline_model_parallel_size or 1,
+            directory=os.environ.get(DIRECTORY, "unicron-run"),
+            tensor=self._plan.tensor,
+            pipeline=self._plan.pipeline,
+        )
+        self._steps = self._run.steps()
+
+    def train(self) -> None:
+        """Train to the end.
+
+        Raises:
+            InvalidSpec: there is a checkpoint to load.
+        """
+        while self._next() is not None:
+            try:
+                self._enter()
+                self._leave_section()
+            except _EnterAnew:
+                continue
+            except BaseException as error:
+                section, self._section = self._section, None
+                if section is None or not section.__exit__(type(error), error, error.__traceback__):
+                    raise
+
+    # What takes Megatron-LM's names.
+
+    def _replace(self) -> None:
+        """Put the adapter in the place of Megatron-LM's functions; ``seams`` lists them."""
+        training, checkpointing = self._training, self._checkpointing
+        training.train_step = self._train_step
+        training.mpu = _OneReplica(training.mpu)
+        training.should_disable_forward_pre_hook = lambda args: False
+        training.get_forward_backward_func = self._forward_backward(training.get_forward_backward_func)
+        training.evaluate_and_print_results = self._together(training.evaluate_and_print_results)
+        training.save_checkpoint = self._together(self._saving(training.save_checkpoint))
+
+        def folder_of(iteration: int) -> str:
+            return str(checkpointing.get_checkpoint_name(self._args.save, iteration, return_base_dir=True))
+
+        def is_tracker(path: str) -> bool:
+            return bool(self._args.save) and path == str(checkpointing.get_checkpoint_tracker_filename(self._args.save))
+
+        checkpointing.open_file = tracker.opening(checkpointing.open_file, is_tracker, folder_of)
+        self._folder_of = folder_of
+
+    def _together(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function before which parameters become whole, and behind which all ranks meet."""
+
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            assert self._section is not None
+            self._section.meet()
+            self._run.heartbeat()
+            return function(*args, **kwargs)
+
+        return called
+
+    def _saving(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return Megatron-LM's ``save_checkpoint`` for a folder in which an attempt may have been broken off."""
+
+        @functools.wraps(function)
+        def save_checkpoint(iteration: int, *args: Any, **kwargs: Any) -> Any:
+            if not dist.is_initialized() or dist.get_rank() == 0:
+                tracker.put_aside(Path(self._folder_of(iteration)))
+            if dist.is_initialized():
+                dist.barrier()
+            return function(iteration, *args, **kwargs)
+
+        return save_checkpoint
+
+    def _forward_backward(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what returns the schedule; for evaluations, one that computes this replica's micro-batches."""
+
+        @functools.wraps(function)
+        def get_forward_backward_func(*args: Any, **kwargs: Any) -> Any:
+            schedule = function(*args, **kwargs)
+
+            @functools.wraps(schedule)
+            def called(**call: Any) -> Any:
+                return self._evaluate(schedule, call) if call.get("forward_only") else schedule(**call)
+
+            return called
+
+        return get_forward_backward_func
+
+    # Building.
+
+    def _build(self, tensor: int, pipeline: int) -> tuple[Any, Any]:
+        """Build model and optimizer as ``pretrain()`` does, in the groups of the present generation."""
+        from megatron.core import parallel_state
+
+        args = self._args
+        args.tensor_model_parallel_size, args.pipeline_model_parallel_size = tensor, pipeline
+        args.transformer_pipeline_model_parallel_size = pipeline
+        args.virtual_pipeline_model_parallel_size = parallel_state.get_virtual_pipeline_model_parallel_world_size()
+        args.sequence_parallel = self._sequence_parallel and tensor > 1
+        self._initialize._initialize_distributed(
+            self._call.get_embedding_ranks, self._call.get_position_embedding_ranks, None
+        )
+        if not self._built:
+            self._initialize._compile_dependencies()
+            self._built = True
+        self._initialize._set_random_seed(
+            args.seed, args.data_parallel_random_init, args.te_rng_tracker, args.inference_rng_tracker
+        )
+        self._training.set_jit_fusion_options()
+        load, args.load = args.load, None
+        try:
+            model, optimizer, _ = self._training.setup_model_and_optimizer(
+                self._call.model_provider, self._call.model_type
+            )
+        finally:
+            args.load = load
+        return model if len(model) > 1 else model[0], optimizer
+
+    def _read_datasets(self) -> tuple[Any, Any, Any]:
+        """Return the datasets, which Megatron-LM's builder makes without its peers."""
+        if self._datasets is None:
+            with without_collectives():
+                self._datasets = tuple(
+                    self._training.build_train_valid_test_datasets(
+                        functools.partial(self._call.train_valid_test_dataset_provider, **self._chunk())
+                    )
+                )
+        return self._datasets
+
+    def _chunk(self) -> dict[str, int]:
+        """Return the chunk for which datasets are asked: of an interleaved pipeline, one that reads samples."""
+        from megatron.core import parallel_state
+
+        chunks = len(model_chunks(self._run.model))
+        return (
+            {"vp_stage": chunks - 1 if parallel_state.get_pipeline_model_parallel_rank() else 0} if chunks > 1 else {}
+        )
+
+    # Steps.
+
+    def _next(self) -> Step | None:
+        """Return the next step without taking it; None: all are done."""
+        if self._pending is None:
+            self._pending = next(self._steps, None)
+        return self._pending
+
+    def _enter(self) -> None:
+        """Enter ``train()`` at the next step."""
+        training, args, run = self._training, self._args, self._run
+        step = self._next()
+        assert step is not None
+        self._check_start(step)
+        self._model = run.model
+        chunks = model_chunks(run.model)
+        args.rank, args.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        args.iteration = step.number - 1
+        args.consumed_train_samples = args.iteration * self._plan.global_batch
+        args.consumed_valid_samples = self._evaluated(args.iteration)
+        args.num_floating_point_operations_so_far = args.iteration * training.num_floating_point_operations(
+            args, self._plan.global_batch
+        )
+        self._tested = 0
+        if self._tensorboard and args.rank == args.world_size - 1 and self._globals.get_tensorboard_writer() is None:
+            args.tensorboard_dir = self._tensorboard
+            self._globals._set_tensorboard_writer(args)
+        train, valid, test = self._read_datasets()
+        args.do_train = 1
+        args.do_valid = args.do_test = int(bool(args.eval_iters))
+        for timer in self._globals.get_timers()._timers.values():
+            timer._started = False
+        config = training.get_model_config(chunks[0])
+        for name in ("no_sync_func", "grad_sync_func", "param_sync_func", "finalize_model_grads_func"):
+            setattr(config, name, None)
+        self._dropout = self._dropout_of(run.model)
+        iterators = (
+            self._iterators(train, chunks),
+            self._iterators(valid, chunks),
+            self._iterators(test, chunks, is_test=True),
+        )
+        iteration, operations = training.train(
+            self._call.forward_step_func,
+            chunks,
+            run.optimizer,
+            run.state["scheduler"].made,
+            iterators[0],
+            iterators[1],
+            self._call.process_non_loss_data_func,
+            config,
+            {},
+            self._call.non_loss_data_func,
+        )
+        self._end(iteration, operations, config, iterators)
+
+    def _end(self, iteration: int, operations: int, config: Any, iterators: tuple[Any, Any, Any]) -> None:
+        """Do what ``pretrain()`` does behind ``train()``."""
+        training, args, run, call = self._training, self._args, self._run, self._call
+        chunks = model_chunks(run.model)
+        if args.save and iteration % args.save_interval:
+            training.save_checkpoint(
+                iteration,
+                chunks,
+                run.optimizer,
+                run.state["scheduler"].made,
+                operations,
+                {},
+                train_data_iterator=iterators[0],
+                preprocess_common_state_dict_fn=training.preprocess_common_state_dict,
+            )
+        for wanted, name, iterator in (
+            (args.do_valid, "validation", iterators[1]),
+            (args.do_test, "test", iterators[2]),
+        ):
+            if wanted:
+                self._tested = 0
+                training.evaluate_and_print_results(
+                    f"iteration {iteration} on {name} set",
+                    call.forward_step_func,
+                    iterator,
+                    chunks,
+                    iteration,
+                    call.process_non_loss_data_func,
+                    config,
+                    verbose=True,
+                    write_to_tensorboard=True,
+                    non_loss_data_func=call.non_loss_data_func,
+                )
+
+    def _check_start(self, step: Step) -> None:
+        """Refuse to begin where Megatron-LM would go on from a checkpoint.
+
+        Raises:
+            InvalidSpec: ``--load`` has one.
+        """
+        load = self._args.load
+        if load and step.number == 1 and Path(self._checkpointing.get_checkpoint_tracker_filename(load)).exists():
+            raise InvalidSpec(
+                f"--load: {load} has a checkpoint, and a task that is healed inside the step begins from its own "
+                "checkpoints only; resume the task, or leave --load out"
+            )
+
+    def _evaluated(self, iteration: int) -> int:
+        """Return how many validation samples the evaluations up to an iteration have consumed."""
+        args = self._args
+        if not args.eval_interval or not args.eval_iters:
+            return 0
+        return int(iteration // args.eval_interval * args.eval_iters * self._plan.global_batch)
+
+    def _dropout_of(self, model: Any) -> Dropout | None:
+        """Return what reseeds a model's dropout, if it has any: its numbers then differ from stock's."""
+        args = self._args
+        rate = max(args.attention_dropout, args.hidden_dropout)
+        if not rate:
+            return None
+        first = model_chunks(model)[0]
+        if not hasattr(first, "unicron_dropout"):
+            made: Any = SimpleNamespace(seed=args.seed, dropout=rate)
+            first.unicron_dropout = Dropout(made, model)
+        found: Dropout = first.unicron_dropout
+        return found
+
+    @staticmethod
+    def _iterators(dataset: Any, chunks: list[Any], *, is_test: bool = False) -> Any:
+        made = [Samples(dataset, is_test=is_test) for _ in chunks]
+        return made if len(made) > 1 else made[0]
+
+    def _train_step(
+        self,
+        forward_step_func: Any,
+        data_iterator: Any,
+        model: Any,
+        optimizer: Any,
+        opt_param_scheduler: Any,
+        config: Any,
+        forward_backward_func: Any,
+        iteration: int | None = None,
+    ) -> tuple[Any, ...]:
+        """Do one step, however often it is interrupted; return what ``train()`` expects of a step."""
+        self._leave_section()
+        assert iteration is not None
+        while True:
+            step = self._next()
+            if step is None or step.number != iteration + 1 or self._run.model is not self._model:
+                raise _EnterAnew
+            self._pending = None
+            norm = zeros = None
+            report: dict[str, torch.Tensor] = {}
+            config.finalize_model_grads_func = None
+            with step:
+                if ks := step.all_micro_batches():
+                    self._compute(step, ks, forward_step_func, data_iterator, forward_backward_func)
+                step.reduce()
+                _, norm, zeros = self._run.optimizer.step()
+                self._run.state["scheduler"].made.step(increment=self._plan.global_batch)
+                report = self._reports.of_step(step)
+            if step.completed:
+                break
+        self._section = self._run.boundary(meets=False)
+        self._section.__enter__()
+        return report, 0, False, False, 0, norm, zeros, 0
+
+    def _leave_section(self) -> None:
+        """End the section behind the last step, if there is one; leave ``train()`` if it has to come again.
+
+        Raises:
+            _EnterAnew: it has.
+        """
+        section, self._section = self._section, None
+        if section is not None and section.__exit__(None, None, None):
+            raise _EnterAnew
+
+    def _compute(self, step: Step, ks: list[int], forward_step_func: Any, data: Any, schedule: Any) -> None:
+        """Compute micro-batches of a step, all in one call of the schedule."""
+        args, consumed = self._args, (step.number - 1) * self._plan.global_batch
+        ids = {k: sample_ids(consumed, k, self._plan.micro_batch) for k in ks}
+        chunks = data if isinstance(data, list) else [data]
+        for one in chunks:
+            one.order((k, ids[k]) for k in ks)
+        reported: list[dict[str, torch.Tensor]] = []
+        orders = [iter(enumerate(ks)) for _ in chunks]
+
+        def noted(loss_func: Any, output: Any) -> Any:
+            found = loss_func(output)
+            # A clone: the schedule may divide it in place.
+            reported.append({name: value.detach().clone().view(-1) for name, value in found[-1].items()})
+            return found
+
+        def forward_step(iterator: Samples, module: Any, *rest: Any, **named: Any) -> Any:
+            k = iterator.turn()
+            if self._dropout is not None:
+                self._dropout.set_micro_batch(step.number, k)
+            output, loss_func = forward_step_func(iterator, module, *rest, **named)
+            return output, functools.partial(noted, loss_func)
+
+        def done(*chunk: int) -> None:
+            i, k = next(orders[chunk[0] if chunk else 0])
+            report = reported[i] if reported else None
+            step.commit(k, self._reports.add(step, k, report) if report is not None else None, ids[k], *chunk)
+
+        with each_backward(self._run.model, done):
+            schedule(
+                forward_step_func=forward_step,
+                data_iterator=data,
+                model=model_chunks(self._run.model),
+                num_microbatches=len(ks),
+                seq_length=args.seq_length,
+                micro_batch_size=args.micro_batch_size,
+                decoder_seq_length=args.decoder_seq_length,
+                forward_only=False,
+            )
+
+    # Evaluation.
+
+    def _evaluate(self, schedule: Any, call: dict[str, Any]) -> Any:
+        """Compute this replica's micro-batches of one iteration of an evaluation.
+
+        All replicas compute equally many, in a number that the schedule takes; what only fills it counts nothing.
+        """
+        data, count = call["data_iterator"], call["num_microbatches"]
+        group = data_group()
+        own = list(range(group.rank(), count, group.size()))
+        counted = len(own)
+        own += [0] * (-(-count // group.size()) - counted)
+        own = fill(self._run.model, own)
+        chunks = data if isinstance(data, list) else [data]
+        consumed = self._valid_from(chunks[0])
+        for one in chunks:
+            one.order((k, sample_ids(consumed, k, self._plan.micro_batch)) for k in own)
+        seen: dict[int, Iterator[int]] = {id(one): iter(range(len(own))) for one in chunks}
+
+        def weighed(weight: float, loss_func: Any, output: Any) -> Any:
+            *rest, report = loss_func(output)
+            return (*rest, {name: value * weight for name, value in report.items()} if weight != 1.0 else report)
+
+        def forward_step(iterator: Samples, module: Any, *rest: Any, **named: Any) -> Any:
+            self._run.heartbeat()
+            iterator.turn()
+            weight = 1.0 if next(seen[id(iterator)]) < counted else 0.0
+            output, loss_func = stock(iterator, module, *rest, **named)
+            return output, functools.partial(weighed, weight, loss_func)
+
+        stock = call["forward_step_func"]
+        return schedule(**call | {"forward_step_func": forward_step, "num_microbatches": len(own)})
+
+    def _valid_from(self, samples: Samples) -> int:
+        """Return the first sample of this iteration of an evaluation; the test set begins at its own first one."""
+        if samples.is_test:
+            first, self._tested = self._tested, self._tested + self._plan.global_batch
+            return first
+        return int(self._args.consumed_valid_samples)
+
+
+def pretrain(
+    train_valid_test_dataset_provider: Any,
+    model_provider: Any,
+    model_type: Any,
+    forward_step_func: Any,
+    process_non_loss_data_func: Any = None,
+    extra_args_provider: Any = None,
+    args_defaults: Any = None,
+    get_embedding_ranks: Any = None,
+    get_position_embedding_ranks: Any = None,
+    non_loss_data_func: Any = None,
+    store: Any = None,
+    inprocess_call_wrapper: Any = None,
+) -> None:
+    """Train as Megatron-LM's ``pretrain()`` of these parameters does, through failures.
+
+    Raises:
+        InvalidSpec: an argument of the script is refused.
+        UnsupportedModel: the model would train to a wrong result.
+    """
+    Pretraining(SimpleNamespace(**locals() | {"args_defaults": args_defaults or {}})).train()

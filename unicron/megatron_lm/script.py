@@ -1,0 +1,45 @@
+"""Running a user's script with ``pretrain()`` replaced."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def run_script(target: str, arguments: Sequence[str] = (), *, is_module: bool = False) -> None:
+    """Run a script of Megatron-LM's, or one like them, as ``python target arguments`` does.
+
+    Args:
+        target: the script's path; or the module, which is run as ``python -m`` does.
+        arguments: of the script.
+        is_module: whether ``target`` is a module.
+
+    Raises:
+        SeamDiffers: Megatron-LM's training module is not as the adapter needs it; nothing is started.
+    """
+    if is_module:
+        sys.path.insert(0, str(Path.cwd()))
+    else:
+        target = str(Path(target).resolve())
+        sys.path.insert(0, str(Path(target).parent))
+    sys.argv = [target, *arguments]
+    # Before Megatron-LM is imported, whose modules read it.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    from unicron.megatron import cpu
+
+    cpu.enable()
+    from unicron.megatron_lm import seams
+    from unicron.megatron_lm.pretraining import pretrain
+
+    seams.check()
+    import megatron.training
+    import megatron.training.training
+
+    megatron.training.pretrain = megatron.training.training.pretrain = pretrain
+    if is_module:
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(target, run_name="__main__")

@@ -1,0 +1,207 @@
+"""The seams: each name of Megatron-LM's that the adapter replaces, calls or reads, in one table.
+
+A seam is ``replaced`` (Megatron-LM calls the adapter in its place, so its parameters have to be exactly these),
+``called`` (the adapter calls it with these, so it has to have them) or ``read``. A start checks all of them: a version
+that has moved one is refused by its name, rather than trained with to a wrong result.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal
+
+from unicron.errors import SeamDiffers
+
+VERSION = "0.16.1"
+"""The release of Megatron-LM that the table is for."""
+
+TRAINING = "megatron.training.training"
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """One name of Megatron-LM's."""
+
+    name: str
+    """Of the attribute, with dots inside a class."""
+    module: str
+    way: Literal["replaced", "called", "read"]
+    parameters: tuple[str, ...]
+    """Of a replaced one: all, in order. Of a called one: those that it is called with."""
+    purpose: str
+
+    def found(self) -> Any:
+        """Return what is there.
+
+        Raises:
+            ImportError, AttributeError: nothing is.
+        """
+        found = import_module(self.module)
+        for part in self.name.split("."):
+            found = getattr(found, part)
+        return found
+
+    def problem(self) -> str:
+        """Return how the installed Megatron-LM differs from what the adapter needs; empty: it does not."""
+        try:
+            found = self.found()
+        except (ImportError, AttributeError) as err:
+            return f"{self.module}.{self.name}: {err}"
+        if self.way == "read":
+            return ""
+        has = parameters_of(found)
+        if self.way == "replaced" and has != self.parameters:
+            return (
+                f"{self.module}.{self.name}: has the parameters {', '.join(has)}; needed: {', '.join(self.parameters)}"
+            )
+        if lacks := [name for name in self.parameters if name not in has]:
+            return f"{self.module}.{self.name}: lacks the parameters {', '.join(lacks)}"
+        return ""
+
+
+def parameters_of(found: Any) -> tuple[str, ...]:
+    """Return the names of a function's parameters, in order."""
+    return tuple(inspect.signature(found).parameters)
+
+
+SEAMS = (
+    Seam(
+        "pretrain",
+        TRAINING,
+        "replaced",
+        (
+            "train_valid_test_dataset_provider", "model_provider", "model_type", "forward_step_func",
+            "process_non_loss_data_func", "extra_args_provider", "args_defaults", "get_embedding_ranks",
+            "get_position_embedding_ranks", "non_loss_data_func", "store", "inprocess_call_wrapper",
+        ),
+        "the script's entry",
+    ),
+    Seam(
+        "train_step",
+        TRAINING,
+        "replaced",
+        (
+            "forward_step_func", "data_iterator", "model", "optimizer", "opt_param_scheduler", "config",
+            "forward_backward_func", "iteration",
+        ),
+        "one step of the library's takes its place",
+    ),
+    Seam(
+        "train",
+        TRAINING,
+        "called",
+        (
+            "forward_step_func", "model", "optimizer", "opt_param_scheduler", "train_data_iterator",
+            "valid_data_iterator", "process_non_loss_data_func", "config", "checkpointing_context",
+            "non_loss_data_func",
+        ),
+        "Megatron-LM's loop; entered anew when the model is another one, or a boundary section comes again",
+    ),
+    Seam(
+        "setup_model_and_optimizer",
+        TRAINING,
+        "called",
+        ("model_provider_func", "model_type"),
+        "in each build, without a checkpoint",
+    ),
+    Seam("get_forward_backward_func", TRAINING, "replaced", ("pp_size", "vp_size"), "deals evaluation"),
+    Seam(
+        "evaluate_and_print_results",
+        TRAINING,
+        "replaced",
+        (
+            "prefix", "forward_step_func", "data_iterator", "model", "iteration", "process_non_loss_data_func",
+            "config", "verbose", "write_to_tensorboard", "non_loss_data_func",
+        ),
+        "parameters are whole before it, and all ranks meet behind it",
+    ),
+    Seam(
+        "save_checkpoint",
+        TRAINING,
+        "replaced",
+        (
+            "iteration", "model", "optimizer", "opt_param_scheduler", "num_floating_point_operations_so_far",
+            "checkpointing_context", "pipeline_rank", "expert_rank", "tensor_rank", "pipeline_parallel",
+            "expert_parallel", "non_persistent_ckpt", "train_data_iterator", "preprocess_common_state_dict_fn",
+            "release", "tp_group", "pp_group", "dp_cp_group",
+        ),
+        "the same; what a broken attempt has left is put aside",
+    ),
+    Seam("should_disable_forward_pre_hook", TRAINING, "replaced", ("args",), "hooks wait for gathers in every step"),
+    Seam("mpu.get_data_parallel_world_size", TRAINING, "called", (), "consumed samples do not depend on the replicas"),
+    Seam("set_jit_fusion_options", TRAINING, "called", (), "draws random numbers before the model is built"),
+    Seam(
+        "build_train_valid_test_datasets",
+        TRAINING,
+        "called",
+        ("build_train_valid_test_datasets_provider",),
+        "datasets; the adapter has iterators of its own",
+    ),
+    Seam("get_optimizer_param_scheduler", TRAINING, "called", ("optimizer",), "a scheduler for each optimizer"),
+    Seam("num_floating_point_operations", TRAINING, "called", ("args", "batch_size"), "of the steps that are done"),
+    Seam("get_model_config", TRAINING, "called", ("model",), "the model's configuration, which train() changes"),
+    Seam("preprocess_common_state_dict", TRAINING, "read", (), "for the last checkpoint"),
+    Seam("parse_args", "megatron.training.arguments", "called", ("extra_args_provider",), "the script's arguments"),
+    Seam(
+        "initialize_megatron",
+        "megatron.training.initialize",
+        "called",
+        ("extra_args_provider", "args_defaults", "allow_no_cuda", "skip_mpu_initialization", "parsed_args"),
+        "validates the arguments and sets Megatron-LM's globals, before there are groups",
+    ),
+    Seam(
+        "_initialize_distributed",
+        "megatron.training.initialize",
+        "called",
+        ("get_embedding_ranks", "get_position_embedding_ranks", "store"),
+        "finds the groups that the library has made",
+    ),
+    Seam("_compile_dependencies", "megatron.training.initialize", "called", (), "once in each process"),
+    Seam(
+        "_set_random_seed",
+        "megatron.training.initialize",
+        "called",
+        ("seed_", "data_parallel_random_init", "te_rng_tracker", "inference_rng_tracker"),
+        "before each model is built",
+    ),
+    Seam("get_args", "megatron.training.global_vars", "called", (), "Megatron-LM's globals"),
+    Seam("get_timers", "megatron.training.global_vars", "called", (), "timers that a left loop has not stopped"),
+    Seam("_set_tensorboard_writer", "megatron.training.global_vars", "called", ("args",), "by the last rank, once"),
+    Seam("open_file", "megatron.training.checkpointing", "replaced", ("args", "kwargs"), "the tracker is moved at once"),
+    Seam(
+        "get_checkpoint_name",
+        "megatron.training.checkpointing",
+        "called",
+        ("checkpoints_path", "iteration", "return_base_dir"),
+        "the folder of a checkpoint",
+    ),
+    Seam(
+        "get_checkpoint_tracker_filename",
+        "megatron.training.checkpointing",
+        "called",
+        ("checkpoints_path",),
+        "which checkpoint is the newest",
+    ),
+)  # fmt: skip
+"""All of them."""
+
+
+def check() -> None:
+    """Check every seam of the Megatron-LM that is installed.
+
+    Raises:
+        SeamDiffers: one or more differ; all are named.
+    """
+    try:
+        import megatron.training.training  # noqa: F401
+    except ImportError as err:
+        raise SeamDiffers(f"Megatron-LM's training module cannot be imported: {err}", ("pretrain",)) from err
+    problems = {seam.name: problem for seam in SEAMS if (problem := seam.problem())}
+    if problems:
+        raise SeamDiffers(
+            f"this Megatron-LM is not as {VERSION} is, which unicron.megatron_lm is for: "
+            + "; ".join(problems.values()),
+            tuple(problems),
+        )

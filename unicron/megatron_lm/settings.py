@@ -1,0 +1,156 @@
+"""Megatron-LM's arguments: which are refused, which are switched off, and what the library is told of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, NamedTuple
+
+from unicron.errors import InvalidSpec
+
+_NEXT_TO_HEALING = "set --save and let the task restart whole, without this adapter"
+
+
+class Refused(NamedTuple):
+    """An argument with which a step cannot be healed, or not be trained rightly."""
+
+    name: str
+    """Of the attribute of Megatron-LM's arguments."""
+    allowed: tuple[Any, ...]
+    reason: str
+    instead: str = _NEXT_TO_HEALING
+
+
+REFUSED = (
+    Refused("rampup_batch_size", (None,), "every step has the same micro-batches", "leave --rampup-batch-size out"),
+    Refused(
+        "dataloader_type", (None, "single"), "which samples a micro-batch has then depends on the rank", "use single"
+    ),
+    Refused("num_experts", (None,), "the experts of a layer have one name, by which the state moves"),
+    Refused("context_parallel_size", (1,), "gradients are summed over data-parallel ranks only"),
+    Refused("expert_model_parallel_size", (1,), "gradients are summed over data-parallel ranks only"),
+    Refused("fp16", (False,), "a dynamic loss scale is no part of the state", "use --bf16"),
+    Refused("fp8", (None,), "the scaling factors are no part of the state", "use --bf16"),
+    Refused("fp4", (None,), "the scaling factors are no part of the state", "use --bf16"),
+    Refused("use_torch_fsdp2", (False,), "its ranks each have a part that cannot be named"),
+    Refused("use_megatron_fsdp", (False,), "its ranks each have a part that cannot be named"),
+    Refused("calculate_per_token_loss", (False,), "Megatron-LM divides by the tokens of a call, which may differ"),
+    Refused("data_parallel_random_init", (False,), "replicas would begin with other parameters"),
+    Refused("exit_interval", (None,), "a task ends behind its last step", "give --train-iters, or stop the task"),
+    Refused("exit_duration_in_mins", (None,), "a task ends behind its last step", "stop the task"),
+    Refused("phase_transition_iterations", (None,), "a task ends behind its last step"),
+    Refused("skip_train", (False,), "there is no step"),
+    Refused("full_validation", (False,), "its iterator has a position"),
+    Refused("multiple_validation_sets", (False,), "its iterators have positions"),
+    Refused("perform_rl_step", (False,), "its samples follow from earlier steps"),
+    Refused("hybrid_context_parallel", (False,), "its samples are dealt by length"),
+    Refused("pretrained_checkpoint", (None,), "a task begins from the model that is built"),
+    Refused("moe_use_upcycling", (False,), "a task begins from the model that is built"),
+    Refused("ckpt_convert_format", (None,), "that is no training"),
+    Refused("lazy_mpu_init", (None, False), "the library makes the groups"),
+    Refused("vision_pretraining", (False,), "its momentum teacher is no part of the state"),
+    Refused("iterations_to_skip", (None, [], ()), "every step is trained"),
+)
+"""What is refused; the model's own settings are checked as for any script (``unicron.megatron.supported``)."""
+
+OFF = (
+    (
+        "rerun_mode",
+        "disabled",
+        "its checks need an all-reduce in every step; a loss that is not finite is found anyway",
+    ),
+    ("async_save", False, "a process that writes on would outlive the attempt that began it"),
+    ("exit_signal_handler", False, "a task is stopped by its services"),
+    ("enable_gloo_process_groups", False, "the library makes the groups"),
+    ("adlr_autoresume", False, "a task is resumed by its services"),
+    ("check_weight_hash_across_dp_replicas_interval", None, "the library compares parameters itself"),
+    ("wandb_project", "", "its process belongs to one rank, which may be lost"),
+    ("log_straggler", False, "the detector finds slow ranks"),
+)
+"""Attribute, the value that it gets, and why; one that a user has set is told."""
+
+
+class Plan(NamedTuple):
+    """What the library is told of a training."""
+
+    steps: int
+    micro_batches: int
+    """In one update, over all replicas."""
+    micro_batch: int
+    """Samples."""
+    global_batch: int
+    tensor: int
+    pipeline: int
+
+
+def check(args: Any) -> None:
+    """Refuse what cannot be healed, or would train wrongly.
+
+    Raises:
+        InvalidSpec: an argument is refused; the message names it, why, and what to write instead.
+    """
+    for refused in REFUSED:
+        value = getattr(args, refused.name, refused.allowed[0])
+        if value not in refused.allowed:
+            raise InvalidSpec(
+                f"--{refused.name.replace('_', '-')}: {value!r} is not healed inside the step: {refused.reason}; "
+                f"{refused.instead}"
+            )
+    if not args.global_batch_size:
+        raise InvalidSpec(
+            "--global-batch-size: is needed, since Megatron-LM's default depends on the number of ranks; write "
+            "micro-batch-size times the data-parallel size"
+        )
+    if args.global_batch_size % args.micro_batch_size:
+        raise InvalidSpec("--global-batch-size: must be a multiple of --micro-batch-size")
+    if args.virtual_pipeline_model_parallel_size_given and args.pipeline_model_parallel_size == 1:
+        raise InvalidSpec("--num-virtual-stages-per-pipeline-rank: needs several pipeline stages")
+
+
+def switch_off(args: Any) -> None:
+    """Give the arguments that only concern comfort the value with which a step can be healed, and say so."""
+    for name, value, reason in OFF:
+        given = getattr(args, name, value)
+        if given != value:
+            setattr(args, name, value)
+            if name not in ("rerun_mode", "enable_gloo_process_groups"):  # these are defaults, which nobody has written
+                print(f"unicron: --{name.replace('_', '-')} is off: {reason}", file=sys.stderr, flush=True)
+
+
+def plan(args: Any) -> Plan:
+    """Return what the library is told.
+
+    Raises:
+        InvalidSpec: there is no number of steps.
+    """
+    samples = args.train_samples
+    steps = args.train_iters or (samples // args.global_batch_size if samples else 0)
+    if not steps:
+        raise InvalidSpec("--train-iters or --train-samples: one is needed")
+    return Plan(
+        steps=steps,
+        micro_batches=args.global_batch_size // args.micro_batch_size,
+        micro_batch=args.micro_batch_size,
+        global_batch=args.global_batch_size,
+        tensor=args.tensor_model_parallel_size,
+        pipeline=args.pipeline_model_parallel_size,
+    )
+
+
+def parsed(arguments: Any, extra_args_provider: Any) -> Any:
+    """Return the script's arguments as Megatron-LM's own parser reads them, checked, for one replica of any rank.
+
+    Raises:
+        InvalidSpec: one is refused.
+    """
+    args = arguments.parse_args(extra_args_provider)
+    args.virtual_pipeline_model_parallel_size_given = bool(
+        args.num_layers_per_virtual_pipeline_stage or args.num_virtual_stages_per_pipeline_rank
+    )
+    check(args)
+    del args.virtual_pipeline_model_parallel_size_given
+    switch_off(args)
+    # The batch is the task's, however many replicas there are: with one, Megatron-LM counts micro-batches as we do.
+    args.rank, args.world_size = 0, args.tensor_model_parallel_size * args.pipeline_model_parallel_size
+    args.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    return args
