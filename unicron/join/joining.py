@@ -32,6 +32,7 @@ from unicron.megatron.construction import without_collectives
 from unicron.megatron.group_references import groups_by_role, replace_groups
 from unicron.megatron.optimizer import is_distributed
 from unicron.megatron.parallel import data_group, model_coordinate, place, virtual_stages
+from unicron.megatron.tied_embedding import tied_group, tied_weight
 from unicron.protocol.messages import Configure, Resumed
 from unicron.snapshot.snapshots import Snapshots
 from unicron.state import transfer
@@ -348,6 +349,10 @@ class Joiner:
                 rank_state = self._built((configure.tensor, configure.pipeline), micro_batches)
             for local in rank_state.tensors.local_shards:
                 link.wait(dist.broadcast(local.weights, group=data_group(), group_src=0, async_op=True))
+            # Megatron makes the copies equal as it builds them, which needs the other stage.
+            weight, group = tied_weight(rank_state.model), tied_group(rank_state.model)
+            if weight is not None and group is not None:
+                link.wait(dist.broadcast(weight.data, group=group, group_src=0, async_op=True))
         rank_state.tensors.reset()
         rank_state.set_version(0, EMPTY_DIGEST)
         return rank_state
