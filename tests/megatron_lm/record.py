@@ -1,0 +1,48 @@
+"""Record names and parameters of every seam of a checkout of Megatron-LM: ``python -m tests.megatron_lm.record``.
+
+The environment variable ``UNICRON_MEGATRON_LM`` names the checkout. The record is compared with the table, with the
+checkout and with the stand-in, so that none of them can match its author alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+from pathlib import Path
+
+from unicron.megatron_lm.seams import SEAMS, VERSION, Seam
+
+RECORD = Path(__file__).with_name("seams.json")
+
+RE_EXPORTED = {
+    "mpu.get_data_parallel_world_size": "megatron/core/parallel_state.py",
+    "get_forward_backward_func": "megatron/core/pipeline_parallel/schedules.py",
+    "get_model_config": "megatron/core/utils.py",
+    "save_checkpoint": "megatron/training/checkpointing.py",
+    "set_jit_fusion_options": "megatron/training/initialize.py",
+    "open_file": "megatron/core/msc_utils.py",
+}
+"""Seams that their module has from another one: where they are defined."""
+
+
+def parameters(seam: Seam, checkout: Path) -> list[str] | None:
+    """Return the parameters of a seam in a checkout, whose source is read and not run; None: there is no such one."""
+    source = checkout / RE_EXPORTED.get(seam.name, seam.module.replace(".", "/") + ".py")
+    name = seam.name.rpartition(".")[2]
+    for node in ast.parse(source.read_text()).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            one = node.args
+            extra = [item.arg for item in (one.vararg, one.kwarg) if item is not None]
+            return [item.arg for item in (*one.posonlyargs, *one.args, *one.kwonlyargs)] + extra
+    return None
+
+
+def of_checkout(checkout: Path) -> dict[str, list[str] | None]:
+    """Return the parameters of all seams by name."""
+    return {seam.name: parameters(seam, checkout) for seam in SEAMS}
+
+
+if __name__ == "__main__":
+    found = {VERSION: of_checkout(Path(os.environ["UNICRON_MEGATRON_LM"]))}
+    RECORD.write_text(json.dumps(found, indent=1) + "\n")

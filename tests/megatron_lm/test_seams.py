@@ -1,0 +1,115 @@
+"""The table of seams: what the adapter needs of Megatron-LM, against the record of a release and its checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.megatron_lm.record import RECORD, of_checkout
+from unicron.errors import InvalidSpec, SeamDiffers
+from unicron.megatron_lm import seams, settings
+from unicron.megatron_lm.samples import sample_ids
+from unicron.megatron_lm.seams import SEAMS, VERSION, Seam
+
+CHECKOUT = os.environ.get("UNICRON_MEGATRON_LM", "")
+
+
+def recorded() -> dict[str, Any]:
+    """Return the parameters of all seams in the recorded release."""
+    found: dict[str, Any] = json.loads(RECORD.read_text())[VERSION]
+    return found
+
+
+@pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
+def test_the_table_is_that_of_the_recorded_release(seam: Seam) -> None:
+    has = recorded()[seam.name]
+    if seam.way == "replaced":
+        assert list(seam.parameters) == has
+    else:
+        assert set(seam.parameters) <= set(has)
+
+
+@pytest.mark.skipif(not CHECKOUT, reason="UNICRON_MEGATRON_LM names no checkout")
+@pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
+def test_the_record_is_that_of_the_checkout(seam: Seam) -> None:
+    assert of_checkout(Path(CHECKOUT))[seam.name] == recorded()[seam.name]
+
+
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """Put modules with the recorded seams in Megatron-LM's place; give that of the training loop."""
+    for seam in SEAMS:
+        module = sys.modules.get(seam.module)
+        if module is None or not hasattr(module, "is_stand_in"):
+            module = types.ModuleType(seam.module)
+            module.is_stand_in = True  # type: ignore[attr-defined]
+            monkeypatch.setitem(sys.modules, seam.module, module)
+        owner: Any = module
+        *path, name = seam.name.split(".")
+        for part in path:
+            setattr(owner, part, SimpleNamespace())
+            owner = getattr(owner, part)
+        names = recorded()[seam.name]
+        rest = {"args": "*args", "kwargs": "**kwargs"} if names == ["args", "kwargs"] else {}
+        text = ", ".join(rest.get(one, one) for one in names)
+        setattr(owner, name, eval(f"lambda {text}: None"))
+    for package in ("megatron", "megatron.training"):
+        monkeypatch.setitem(sys.modules, package, types.ModuleType(package))
+    sys.modules["megatron.training"].training = sys.modules[seams.TRAINING]  # type: ignore[attr-defined]
+    yield sys.modules[seams.TRAINING]
+
+
+def test_a_release_whose_seams_are_the_recorded_ones_is_accepted(moved: types.ModuleType) -> None:
+    seams.check()
+
+
+def test_a_seam_that_is_gone_or_has_moved_is_refused_by_its_name(moved: Any) -> None:
+    del moved.evaluate_and_print_results
+    moved.train_step = lambda forward_step_func, data_iterator: None
+    with pytest.raises(SeamDiffers, match="train_step: has the parameters") as raised:
+        seams.check()
+    assert set(raised.value.seams) == {"train_step", "evaluate_and_print_results"}
+
+
+def arguments(**fields: Any) -> SimpleNamespace:
+    """Return Megatron-LM's arguments with which a task is healed, but for ``fields``."""
+    plain = {refused.name: refused.allowed[0] for refused in settings.REFUSED}
+    more = {
+        "global_batch_size": 8,
+        "micro_batch_size": 2,
+        "pipeline_model_parallel_size": 1,
+        "virtual_pipeline_model_parallel_size_given": False,
+    }
+    return SimpleNamespace(**plain | more | fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_experts", 8), ("context_parallel_size", 2), ("dataloader_type", "cyclic"), ("dataloader_type", "external"),
+     ("rampup_batch_size", ["2", "2", "8"]), ("fp8", "hybrid"), ("fp16", True), ("use_torch_fsdp2", True),
+     ("global_batch_size", None), ("exit_interval", 5), ("calculate_per_token_loss", True)],
+)  # fmt: skip
+def test_what_cannot_be_healed_is_refused_by_its_name(name: str, value: Any) -> None:
+    settings.check(arguments())
+    with pytest.raises(InvalidSpec, match=f"--{name.replace('_', '-')}: "):
+        settings.check(arguments(**{name: value}))
+
+
+def test_samples_are_those_of_the_stock_sampler_with_any_number_of_replicas() -> None:
+    size, micro_batches, consumed = 2, 12, 24
+    for replicas in (1, 2, 3, 4):
+        for rank in range(replicas):
+            # MegatronPretrainingSampler: of each chunk of replicas x size samples, rank r has the r-th part.
+            stock = [
+                list(range(first + rank * size, first + (rank + 1) * size))
+                for first in range(consumed, consumed + micro_batches * size, replicas * size)
+            ]
+            assert [sample_ids(consumed, k, size) for k in range(rank, micro_batches, replicas)] == stock
