@@ -74,6 +74,8 @@ def loop_of(text: str) -> tuple[Loop, str]:
         return Loop.MEGATRON_LM, f"calls pretrain of {origin}"
     if origin:
         return Loop.OTHER, f"calls pretrain of {origin}, not Megatron-LM's"
+    if "runpy" in modules and (wrapped := _upstream_named(tree)):
+        return Loop.MEGATRON_LM, f"runs Megatron-LM's {wrapped}"
     return Loop.OTHER, "has a loop of its own"
 
 
@@ -126,6 +128,12 @@ def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
             yield from ((alias.name, "") for alias in node.names)
         elif node.module and not node.level:
             yield from ((node.module, alias.asname or alias.name) for alias in node.names)
+
+
+def _upstream_named(tree: ast.Module) -> str:
+    """Return the script of Megatron-LM that a wrapper names, as its ``pretrain_mamba.py`` does from 0.18 on."""
+    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return next((text for text in texts if _UPSTREAM.match(text)), "")
 
 
 def _within(module: str, package: str) -> bool:

@@ -195,6 +195,8 @@ def test_a_command_line_without_a_script_is_invalid(command: str) -> None:
         ("import unicron", Loop.LIBRARY),
         ("from megatron.bridge.training.pretrain import pretrain", Loop.BRIDGE),
         ("import torch", Loop.OTHER),
+        ("import runpy\nrunpy.run_path('pretrain_hybrid.py', run_name='__main__')", Loop.MEGATRON_LM),
+        ("import runpy\nrunpy.run_path('mine.py', run_name='__main__')", Loop.OTHER),
         ("not Python", Loop.OTHER),
     ],
 )
