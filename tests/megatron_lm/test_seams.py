@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,7 +43,7 @@ def test_the_record_is_that_of_the_checkout(seam: Seam) -> None:
 
 
 @pytest.fixture
-def moved(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+def moved(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """Put modules with the recorded seams in Megatron-LM's place; give that of the training loop."""
     for seam in SEAMS:
         module = sys.modules.get(seam.module)
@@ -64,7 +63,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     for package in ("megatron", "megatron.training"):
         monkeypatch.setitem(sys.modules, package, types.ModuleType(package))
     sys.modules["megatron.training"].training = sys.modules[seams.TRAINING]  # type: ignore[attr-defined]
-    yield sys.modules[seams.TRAINING]
+    return sys.modules[seams.TRAINING]
 
 
 def test_a_release_whose_seams_are_the_recorded_ones_is_accepted(moved: types.ModuleType) -> None:

@@ -46,9 +46,9 @@ def test_a_process_that_ends_while_it_writes_leaves_the_tracker_as_it_is(tmp_pat
     checkpoint(tmp_path, 2)
     move(tmp_path, 2)
     opened = tracker.opening(open, lambda path: path.endswith(NAME), lambda i: str(tmp_path / f"iter_{i:07d}"))
-    with pytest.raises(KeyboardInterrupt), opened(str(tmp_path / NAME), "w") as file:
-        file.write("4")
-        raise KeyboardInterrupt
+    file = opened(str(tmp_path / NAME), "w").__enter__()
+    file.write("4")
+    file.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert (tmp_path / NAME).read_text() == "2"
 
 

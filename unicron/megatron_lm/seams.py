@@ -142,7 +142,7 @@ SEAMS = (
     Seam("get_optimizer_param_scheduler", TRAINING, "called", ("optimizer",), "a scheduler for each optimizer"),
     Seam("num_floating_point_operations", TRAINING, "called", ("args", "batch_size"), "of the steps that are done"),
     Seam("get_model_config", TRAINING, "called", ("model",), "the model's configuration, which train() changes"),
-    Seam("preprocess_common_state_dict", TRAINING, "read", (), "for the last checkpoint"),
+    Seam("preprocess_common_state_dict", TRAINING, "read", (), "for the last save"),
     Seam("parse_args", "megatron.training.arguments", "called", ("extra_args_provider",), "the script's arguments"),
     Seam(
         "initialize_megatron",
@@ -169,7 +169,7 @@ SEAMS = (
     Seam("get_args", "megatron.training.global_vars", "called", (), "Megatron-LM's globals"),
     Seam("get_timers", "megatron.training.global_vars", "called", (), "timers that a left loop has not stopped"),
     Seam("_set_tensorboard_writer", "megatron.training.global_vars", "called", ("args",), "by the last rank, once"),
-    Seam("open_file", "megatron.training.checkpointing", "replaced", ("args", "kwargs"), "the tracker is moved at once"),
+    Seam("open_file", "megatron.training.checkpointing", "replaced", ("args", "kwargs"), "moves the tracker at once"),
     Seam(
         "get_checkpoint_name",
         "megatron.training.checkpointing",

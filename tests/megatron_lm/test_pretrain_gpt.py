@@ -1,0 +1,139 @@
+"""Megatron-LM's own ``pretrain_gpt.py``, not a byte changed, from a checkout of core 0.16.1 (``make test-megatron-lm``).
+
+Without faults the parameters are stock's, bit for bit. After the loss of a process they are those of a failure-free
+run, and the newest checkpoint is complete.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unicron.conftest import SpecFile
+from tests.unicron.harness import Agent, agent
+from unicron.protocol.messages import Resumed
+
+CHECKOUT = os.environ.get("UNICRON_MEGATRON_LM", "")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not CHECKOUT, reason="UNICRON_MEGATRON_LM names no checkout of Megatron-LM"),
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+STEPS, BATCH = 4, 12
+
+ARGUMENTS = (
+    "--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --max-position-embeddings 32 "
+    f"--micro-batch-size 1 --global-batch-size {BATCH} --train-iters {STEPS} --lr 1e-2 --lr-decay-style linear "
+    "--weight-decay 0.1 --clip-grad 1.0 --mock-data --tokenizer-type NullTokenizer --vocab-size 63 "
+    "--attention-dropout 0 --hidden-dropout 0 --transformer-impl local --distributed-backend gloo "
+    "--no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-swiglu-fusion "
+    "--no-bias-dropout-fusion --no-rope-fusion --no-persist-layer-norm --log-interval 1 --eval-iters 1 "
+    "--eval-interval 2 --num-workers 0 --use-cpu-initialization --attention-backend unfused"
+).split()
+
+LAYOUTS = {
+    "DP1": (1, ""),
+    "DP2": (2, ""),
+    "DP2, distributed optimizer with both overlaps": (
+        2,
+        "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
+    ),
+    "PP2": (2, "--pipeline-model-parallel-size 2"),
+    "TP2 and SP": (2, "--tensor-model-parallel-size 2 --sequence-parallel"),
+}
+
+
+def parameters(folder: Path) -> dict[str, Any]:
+    """Return the parameters of the first replica, by shard and name."""
+    import torch
+
+    files = sorted(folder.glob("*-0.pt"))
+    assert files
+    return {f"{path.stem}/{name}": value for path in files for name, value in torch.load(path).items()}
+
+
+def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Return the names of the parameters that are not the same to the last bit."""
+    assert one.keys() == other.keys()
+    return [name for name in one if not one[name].equal(other[name])]
+
+
+def run(mode: str, folder: Path, ranks: int, extra: str) -> dict[str, Any]:
+    """Run the script under torchrun; return the parameters at its end."""
+    folder.mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = [str(ROOT / "tests/megatron_lm/program.py"), mode, f"{CHECKOUT}/pretrain_gpt.py", str(folder)]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port)]
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    with (folder / "output").open("w") as output:
+        subprocess.run(
+            [sys.executable, *torchrun, *program, *ARGUMENTS, *extra.split()],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=output,
+            stderr=output,
+            timeout=280,
+            check=True,
+        )
+    return parameters(folder)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_parameters_are_those_of_stock(layout: str, tmp_path: Path) -> None:
+    stock, ours = (run(mode, tmp_path / mode, *LAYOUTS[layout]) for mode in ("stock", "unicron"))
+    assert differing(stock, ours) == []
+
+
+async def train(a: Agent, spec_file: SpecFile, folder: Path, lost: str = "") -> int:
+    """Train on two workers, of which the second is lost at a place; return the generation that does the rest."""
+    folder.mkdir()
+    script = folder / "script.py"
+    arguments = [*ARGUMENTS, "--save", str(folder / "checkpoints"), "--save-interval", "2", "--ckpt-format", "torch_dist"]
+    script.write_text(
+        f"import sys\nfrom pathlib import Path\nsys.path.insert(0, {str(ROOT)!r})\n"
+        f"from tests.megatron_lm.program import main\n"
+        "if __name__ == '__main__':\n"  # Megatron's writer of checkpoints spawns a process
+        f"    main('unicron', {CHECKOUT + '/pretrain_gpt.py'!r}, Path({str(folder)!r}), {arguments!r})\n"
+    )
+    spec = spec_file(exact=False, deterministic_sums=True, steps=STEPS, script=str(script))
+    workers = ["w0", "w1"]
+    for worker in workers:
+        await a.fork(worker, spec, {"UNICRON_TEST_FAULT": lost and f"w1:{lost}"})
+    generation = await a.configure(dict.fromkeys(workers, "initial"))
+    if lost:
+        await a.until(lambda: "w1" in a.exits, 200)
+        await a.hold(["w0"])
+        generation = await a.configure({"w0": "live"}, fault_step=PLACES[lost])
+    await a.until(lambda: all(w in a.exits for w in a.members), 300)
+    assert [a.exits[w][1] for w in a.members] == [0] * len(a.members), a.output("w0")[-3000:]
+    return generation
+
+
+PLACES = {"forward:9": 1, "reduce:1": 0, "update:2": 1, "evaluate:3": 2, "save:1": 2}
+"""Where the process is killed, for the how manieth time that it comes there; and the updates applied before."""
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_process_that_is_lost_costs_no_step(place: str, tmp_path: Path, spec_file: SpecFile) -> None:
+    async with agent(tmp_path / "quiet-agent") as a:
+        await train(a, spec_file, tmp_path / "quiet")
+    async with agent(tmp_path / "agent") as a:
+        generation = await train(a, spec_file, tmp_path / "faulty", place)
+        (resumed,) = a.of(Resumed, generation=generation)
+    assert resumed.steps_recomputed == 0
+    assert differing(parameters(tmp_path / "quiet"), parameters(tmp_path / "faulty")) == []
+    saved = tmp_path / "faulty" / "checkpoints"
+    assert (saved / "latest_checkpointed_iteration.txt").read_text() == "4"
+    assert (saved / "iter_0000004" / ".metadata").stat().st_size > 0
