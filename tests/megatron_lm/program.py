@@ -44,12 +44,12 @@ def fault(folder: Path) -> None:
 
         setattr(owner, name, called)
 
+    import megatron.core.dist_checkpointing as dist_checkpointing
     import megatron.core.optimizer.optimizer as optimizers
     import megatron.training.training as training
     from megatron.core.models.gpt import GPTModel
-    from unicron.training.step import Step
 
-    import megatron.core.dist_checkpointing as dist_checkpointing
+    from unicron.training.step import Step
 
     places: dict[str, tuple[Any, str]] = {
         "forward": (GPTModel, "forward"),

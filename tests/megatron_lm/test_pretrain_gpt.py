@@ -1,4 +1,4 @@
-"""Megatron-LM's own ``pretrain_gpt.py``, not a byte changed, from a checkout of core 0.16.1 (``make test-megatron-lm``).
+"""Megatron-LM's own ``pretrain_gpt.py``, not a byte changed, from a checkout (``make test-megatron-lm``).
 
 Without faults the parameters are stock's, bit for bit. After the loss of a process they are those of a failure-free
 run, and the newest checkpoint is complete.
@@ -96,17 +96,22 @@ def test_the_parameters_are_those_of_stock(layout: str, tmp_path: Path) -> None:
     assert differing(stock, ours) == []
 
 
-async def train(a: Agent, spec_file: SpecFile, folder: Path, lost: str = "") -> int:
-    """Train on two workers, of which the second is lost at a place; return the generation that does the rest."""
+def write_script(folder: Path) -> Path:
+    """Write what a worker runs, which saves every second step; return its path."""
     folder.mkdir()
     script = folder / "script.py"
-    arguments = [*ARGUMENTS, "--save", str(folder / "checkpoints"), "--save-interval", "2", "--ckpt-format", "torch_dist"]
+    saves = ["--save", str(folder / "checkpoints"), "--save-interval", "2", "--ckpt-format", "torch_dist"]
     script.write_text(
         f"import sys\nfrom pathlib import Path\nsys.path.insert(0, {str(ROOT)!r})\n"
         f"from tests.megatron_lm.program import main\n"
-        "if __name__ == '__main__':\n"  # Megatron's writer of checkpoints spawns a process
-        f"    main('unicron', {CHECKOUT + '/pretrain_gpt.py'!r}, Path({str(folder)!r}), {arguments!r})\n"
+        f"main('unicron', {CHECKOUT + '/pretrain_gpt.py'!r}, Path({str(folder)!r}), {[*ARGUMENTS, *saves]!r})\n"
     )
+    return script
+
+
+async def train(a: Agent, spec_file: SpecFile, folder: Path, lost: str = "") -> int:
+    """Train on two workers, of which the second is lost at a place; return the generation that does the rest."""
+    script = write_script(folder)
     spec = spec_file(exact=False, deterministic_sums=True, steps=STEPS, script=str(script))
     workers = ["w0", "w1"]
     for worker in workers:
