@@ -31,6 +31,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 STEPS, BATCH = 4, 12
 
+CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+"""What Megatron-LM asks for with tensor parallelism."""
+
 ARGUMENTS = (
     "--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --max-position-embeddings 32 "
     f"--micro-batch-size 1 --global-batch-size {BATCH} --train-iters {STEPS} --lr 1e-2 --lr-decay-style linear "
@@ -81,7 +84,7 @@ def run(mode: str, folder: Path, ranks: int, extra: str) -> dict[str, Any]:
         subprocess.run(
             [sys.executable, *torchrun, *program, *ARGUMENTS, *extra.split()],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | CONNECTIONS,
             stdout=output,
             stderr=output,
             timeout=280,
