@@ -22,7 +22,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "up": ("cli.stack.up", "Start the whole system on this machine; Ctrl-C stops it."),
     "demo": ("cli.demo.verb", "Run the demonstration: two tasks, several faults, and the proof that both healed."),
     "submit": ("cli.tasks.submit", "Submit a task."),
-    "run": ("cli.tasks.run", "Check what stood behind torchrun: how its task would be healed, and why."),
+    "run": (
+        "cli.tasks.run",
+        "Check what stood behind torchrun: whether its task is healed inside the step, or by whole restarts.",
+    ),
     "top": ("cli.glance.top", "Watch the cluster: workers, WAF, tasks, open incidents and the last plans; q ends."),
     "status": (
         "cli.glance.status",

@@ -10,7 +10,6 @@ interface as a user's own loop.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import runpy
 import sys
@@ -18,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unicron.errors import InvalidSpec, WrongLoop
+from unicron.errors import WrongLoop
 from unicron.megatron import cpu as megatron_cpu
 from unicron.protocol import environment
 from unicron.trainer import spec
@@ -124,30 +123,20 @@ def run_script(script: str, arguments: Sequence[str] = (), *, module: str = "", 
         loop: whose loop it runs (``unicron.trainer.spec``).
 
     Raises:
-        InvalidSpec: there is no adapter for its loop.
+        SeamDiffers: Megatron-LM is not of a version that its adapter knows.
     """
     path = Path(script).resolve()
     sys.argv = [str(path), *arguments]
     above = len(module.split(".")) - (path.name != "__main__.py") if module else 0
     sys.path.insert(0, str(path.parents[above]))
     if loop == spec.MEGATRON_LM:
-        _run_megatron_lm(module or str(path), arguments)
-    elif module:
+        from unicron.megatron_lm.script import replace_pretrain
+
+        replace_pretrain()
+    if module:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(str(path), run_name="__main__")
-
-
-def _run_megatron_lm(script: str, arguments: Sequence[str]) -> None:
-    """Run a script that calls Megatron-LM's ``pretrain``, which the adapter takes the place of.
-
-    Raises:
-        InvalidSpec: this version of the library has no adapter.
-    """
-    name = "unicron.megatron_lm"
-    if importlib.util.find_spec(name) is None:
-        raise InvalidSpec(f"loop: {spec.MEGATRON_LM!r} needs {name}, which this version of the library does not have")
-    importlib.import_module(name).run_script(script, arguments)
 
 
 def imports() -> None:

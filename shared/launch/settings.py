@@ -39,6 +39,9 @@ _LATE = "gradients of weights then come after the backward pass, when the micro-
 _PARTS = "each rank has a part of the parameters that has no name of its own, so that no other rank can give it back"
 _SCALES = "the scaling factors are no part of the state that survivors hand on"
 _EXPERTS = "the experts of one layer have the same name, by which the state moves"
+_ENDS = "a task ends behind its last step"
+_BEGINS = "a task begins from the model that is built"
+_LEFT_OUT = "leave it out"
 _OFF = "nothing: it only concerns speed, and a task that is healed inside the step runs without it"
 
 SETTINGS = (
@@ -78,6 +81,26 @@ SETTINGS = (
     Setting("dataloader_type", (None, "single", "cyclic"), Effect.RESTART,
             "an external loader deals samples by position, so that those of a lost rank cannot be dealt out again",
             "--dataloader-type single, or cyclic"),
+    Setting("data_sharding", (True,), Effect.RESTART, "the samples of a micro-batch then depend on the rank",
+            "no --no-data-sharding, or --dataloader-type single"),
+    Setting("calculate_per_token_loss", (False,), Effect.RESTART,
+            "Megatron-LM divides by the tokens of one call, which may differ", "no --calculate-per-token-loss"),
+    Setting("hybrid_context_parallel", (False,), Effect.RESTART, "its samples are dealt by length", _LEFT_OUT),
+    Setting("data_parallel_random_init", (False,), Effect.RESTART, "replicas would begin with other parameters",
+            _LEFT_OUT),
+    Setting("exit_interval", (None,), Effect.RESTART, _ENDS, "--train-iters, or stop the task"),
+    Setting("exit_duration_in_mins", (None,), Effect.RESTART, _ENDS, "stop the task"),
+    Setting("phase_transition_iterations", (None,), Effect.RESTART, _ENDS, _LEFT_OUT),
+    Setting("skip_train", (False,), Effect.RESTART, "there is no step", "nothing: there is no step to heal"),
+    Setting("full_validation", (False,), Effect.RESTART, "its iterator has a position", "--eval-iters"),
+    Setting("multiple_validation_sets", (False,), Effect.RESTART, "its iterators have positions", "--eval-iters"),
+    Setting("pretrained_checkpoint", (None,), Effect.RESTART, _BEGINS, _LEFT_OUT),
+    Setting("moe_use_upcycling", (False,), Effect.RESTART, _BEGINS, _LEFT_OUT),
+    Setting("ckpt_convert_format", (None,), Effect.RESTART, "that is no training", "nothing: that is no training"),
+    Setting("lazy_mpu_init", (None, False), Effect.RESTART, "the library makes the groups", _LEFT_OUT),
+    Setting("vision_pretraining", (False,), Effect.RESTART, "its momentum teacher is no part of the state",
+            "nothing: such a training is not healed inside the step"),
+    Setting("iterations_to_skip", (None, [], ()), Effect.RESTART, "every step is trained", _LEFT_OUT),
     Setting("perform_rl_step", (False,), Effect.RESTART, "a loop of rollouts has state beside the training step",
             "nothing: rollouts are not healed inside the step"),
     Setting("yaml_cfg", (None,), Effect.RESTART, "its settings are in a file, in which none of them is looked for",

@@ -124,7 +124,7 @@ def test_what_the_planner_needs_is_read() -> None:
         ("--defer-embedding-wgrad-compute", "speed-off"),
         ("--cuda-graph-impl local", "speed-off"),
         ("--cuda-graph-impl none", "unchanged"),
-        ("--calculate-per-token-loss", "unchanged"),
+        ("--calculate-per-token-loss", "restart"),
         ("--an-argument-of-a-fork 1", "restart"),
     ],
 )
@@ -262,6 +262,18 @@ def test_the_table_and_the_library_name_the_same_settings() -> None:
     assert {*ours} - {*library} == elsewhere
     for name in {*ours} & {*library}:
         assert {*ours[name].heals_with} == {*library[name]}, name
+
+
+def test_the_check_and_the_adapter_say_the_same_of_each_argument() -> None:
+    from unicron.megatron_lm import settings as adapter
+
+    found = {setting.dest: setting for setting in settings.SETTINGS}
+    restart = {name: one.heals_with for name, one in found.items() if one.effect is settings.Effect.RESTART}
+    refused = {one.name: one.allowed for one in adapter.REFUSED}
+    assert refused == restart
+    speed = {name: one.heals_with[0] for name, one in found.items() if one.effect is settings.Effect.OFF}
+    off = {name: value for name, value, _ in adapter.OFF}
+    assert speed.items() <= off.items()
 
 
 def test_every_setting_is_an_argument_of_megatron() -> None:

@@ -44,6 +44,8 @@ ARGUMENTS = (
     "--eval-interval 2 --num-workers 0 --use-cpu-initialization --attention-backend unfused"
 ).split()
 
+CYCLIC = "--dataloader-type cyclic"
+
 LAYOUTS = {
     "DP1": (1, ""),
     "DP2": (2, ""),
@@ -51,6 +53,8 @@ LAYOUTS = {
         2,
         "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
     ),
+    "DP2, cyclic": (2, CYCLIC),
+    "DP2, bf16": (2, "--bf16"),
     "PP2": (2, "--pipeline-model-parallel-size 2"),
     "TP2 and SP": (2, "--tensor-model-parallel-size 2 --sequence-parallel"),
 }
@@ -99,22 +103,35 @@ def test_the_parameters_are_those_of_stock(layout: str, tmp_path: Path) -> None:
     assert differing(stock, ours) == []
 
 
-def write_script(folder: Path) -> Path:
-    """Write what a worker runs, which saves every second step; return its path."""
+def farthest(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """Return the largest difference between two parameters of the same place."""
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def test_three_replicas_are_as_far_from_stock_as_layouts_of_stock_are_from_each_other(tmp_path: Path) -> None:
+    """Stock divides gradients by 4 and then by 3 there, and by 12 with one replica, as the library always does."""
+    runs = (("stock", 1), ("stock", 3), ("unicron", 3))
+    one, three, ours = (run(mode, tmp_path / f"{mode}-{ranks}", ranks, "") for mode, ranks in runs)
+    assert 0.0 < farthest(three, ours) <= 2.0 * farthest(three, one)
+
+
+def write_script(folder: Path, extra: str = "") -> Path:
+    """Write what a worker runs, which saves every second step; return its path. ``extra``: further arguments."""
     folder.mkdir()
     script = folder / "script.py"
     saves = ["--save", str(folder / "checkpoints"), "--save-interval", "2", "--ckpt-format", "torch_dist"]
+    arguments = [*ARGUMENTS, *saves, *extra.split()]
     script.write_text(
         f"import sys\nfrom pathlib import Path\nsys.path.insert(0, {str(ROOT)!r})\n"
         f"from tests.megatron_lm.program import main\n"
-        f"main('unicron', {CHECKOUT + '/pretrain_gpt.py'!r}, Path({str(folder)!r}), {[*ARGUMENTS, *saves]!r})\n"
+        f"main('unicron', {CHECKOUT + '/pretrain_gpt.py'!r}, Path({str(folder)!r}), {arguments!r})\n"
     )
     return script
 
 
-async def train(a: Agent, spec_file: SpecFile, folder: Path, lost: str = "") -> int:
+async def train(a: Agent, spec_file: SpecFile, folder: Path, lost: str = "", extra: str = "") -> int:
     """Train on two workers, of which the second is lost at a place; return the generation that does the rest."""
-    script = write_script(folder)
+    script = write_script(folder, extra)
     spec = spec_file(exact=False, deterministic_sums=True, steps=STEPS, script=str(script))
     workers = ["w0", "w1"]
     for worker in workers:
@@ -145,3 +162,13 @@ async def test_a_process_that_is_lost_costs_no_step(place: str, tmp_path: Path, 
     saved = tmp_path / "faulty" / "checkpoints"
     assert (saved / "latest_checkpointed_iteration.txt").read_text() == "4"
     assert (saved / "iter_0000004" / ".metadata").stat().st_size > 0
+
+
+async def test_the_order_of_cyclic_stays_that_of_the_replicas_it_began_with(
+    tmp_path: Path, spec_file: SpecFile
+) -> None:
+    async with agent(tmp_path / "quiet-agent") as a:
+        await train(a, spec_file, tmp_path / "quiet", extra=CYCLIC)
+    async with agent(tmp_path / "agent") as a:
+        await train(a, spec_file, tmp_path / "faulty", "forward:9", extra=CYCLIC)
+    assert differing(parameters(tmp_path / "quiet"), parameters(tmp_path / "faulty")) == []

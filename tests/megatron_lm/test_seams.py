@@ -92,7 +92,7 @@ def arguments(**fields: Any) -> SimpleNamespace:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("num_experts", 8), ("context_parallel_size", 2), ("dataloader_type", "cyclic"), ("dataloader_type", "external"),
+    [("num_experts", 8), ("context_parallel_size", 2), ("data_sharding", False), ("dataloader_type", "external"),
      ("rampup_batch_size", ["2", "2", "8"]), ("fp8", "hybrid"), ("fp16", True), ("use_torch_fsdp2", True),
      ("global_batch_size", None), ("exit_interval", 5), ("calculate_per_token_loss", True)],
 )  # fmt: skip

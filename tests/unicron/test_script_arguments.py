@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -15,7 +13,6 @@ from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import agent
 from tests.unicron.test_scripts import script
 from unicron import train
-from unicron.errors import InvalidSpec
 from unicron.protocol.messages import Finished
 from unicron.trainer import spec
 
@@ -27,10 +24,10 @@ ARGUMENTS = ["--lr", "1e-3", "", "two words", "-x"]
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """A folder with a script, a package with a module, and a package that can be run."""
-    for name in ("script.py", "outer/__init__.py", "outer/inner/__init__.py", "outer/inner/train.py"):
+    for name in ("script.py", "launched/__init__.py", "launched/inner/__init__.py", "launched/inner/train.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("" if name.endswith("__init__.py") else SAYS)
-    (tmp_path / "outer/inner/__main__.py").write_text("from .train import json\n" + SAYS)
+    (tmp_path / "launched/inner/__main__.py").write_text("from .train import json\n" + SAYS)
     return tmp_path
 
 
@@ -41,7 +38,7 @@ def unchanged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", [*sys.path])
     before = {*sys.modules}
     yield
-    for name in {name for name in sys.modules if name.partition(".")[0] == "outer"} - before:
+    for name in {name for name in sys.modules if name.partition(".")[0] == "launched"} - before:
         del sys.modules[name]
 
 
@@ -59,20 +56,20 @@ def test_a_script_has_its_arguments(package: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize(
     ("file", "module"),
-    [("outer/inner/train.py", "outer.inner.train"), ("outer/inner/__main__.py", "outer.inner")],
+    [("launched/inner/train.py", "launched.inner.train"), ("launched/inner/__main__.py", "launched.inner")],
 )
 def test_a_module_is_run_as_python_m_does(
     package: Path, file: str, module: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = package / file
-    assert started(path, module, capsys) == ["__main__", "outer.inner", [str(path), *ARGUMENTS], str(package)]
+    assert started(path, module, capsys) == ["__main__", "launched.inner", [str(path), *ARGUMENTS], str(package)]
 
 
 def test_a_module_is_found_by_the_folder_of_its_outermost_name(
     package: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (package / "outer/inner/only_here.py").write_text(SAYS)
-    assert started(package / "outer/inner/only_here.py", "only_here", capsys)[3] == str(package / "outer/inner")
+    (package / "launched/inner/only_here.py").write_text(SAYS)
+    assert started(package / "launched/inner/only_here.py", "only_here", capsys)[3] == str(package / "launched/inner")
 
 
 async def test_a_rank_starts_the_script_with_the_arguments_of_the_specification(
@@ -85,29 +82,22 @@ async def test_a_rank_starts_the_script_with_the_arguments_of_the_specification(
         assert isinstance(await a.finished(1), Finished)
 
 
-@pytest.mark.parametrize("module", ["", "outer.inner.train"])
-def test_megatrons_pretrain_is_left_to_the_adapter(package: Path, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    adapter, calls = ModuleType("unicron.megatron_lm"), []
-    adapter.__spec__ = importlib.machinery.ModuleSpec("unicron.megatron_lm", None)
-    adapter.run_script = lambda *given: calls.append((given, sys.argv[1:]))  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "unicron.megatron_lm", adapter)
-    path = package / "outer" / "inner" / "train.py"
-    train.run_script(str(path), ARGUMENTS, module=module, loop=spec.MEGATRON_LM)
-    assert calls == [((module or str(path), ARGUMENTS), ARGUMENTS)]
-
-
-def test_without_the_adapter_the_task_is_refused_by_name(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InvalidSpec, match=r"loop: 'megatron-lm' needs unicron\.megatron_lm"):
-        train.run_script(str(package / "script.py"), loop=spec.MEGATRON_LM)
+def test_the_adapter_is_there_before_a_script_that_calls_pretrain(
+    package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unicron.megatron_lm.script.replace_pretrain", lambda: print("replaced"))
+    path = package / "script.py"
+    train.run_script(str(path), ARGUMENTS, loop=spec.MEGATRON_LM)
+    first, said = capsys.readouterr().out.splitlines()
+    assert (first, json.loads(said)[2]) == ("replaced", [str(path), *ARGUMENTS])
 
 
 def test_what_a_specification_says_of_its_script_reaches_the_rank() -> None:
     fields = {
         "name": "a", "steps": 1, "data": "x", "model": {"layers": 1, "hidden": 8, "heads": 1, "sequence_length": 8},
-        "batch": {"global": 1}, "script": "/outer/train.py",
+        "batch": {"global": 1}, "script": "/launched/train.py",
     }  # fmt: skip
     usual = spec.parse(fields)
     assert (usual.arguments, usual.module, usual.loop) == ((), "", spec.OWN_LOOP)
-    found = spec.parse({**fields, "arguments": ARGUMENTS, "module": "outer.train", "loop": "megatron-lm"})
-    assert (found.arguments, found.module, found.loop) == (tuple(ARGUMENTS), "outer.train", spec.MEGATRON_LM)
+    found = spec.parse({**fields, "arguments": ARGUMENTS, "module": "launched.train", "loop": "megatron-lm"})
+    assert (found.arguments, found.module, found.loop) == (tuple(ARGUMENTS), "launched.train", spec.MEGATRON_LM)

@@ -26,7 +26,7 @@ from unicron.megatron.parallel import data_group
 from unicron.megatron.schedule import each_backward, fill
 from unicron.megatron_lm import settings, tracker
 from unicron.megatron_lm.reports import Reports
-from unicron.megatron_lm.samples import Samples, sample_ids
+from unicron.megatron_lm.samples import CyclicOrder, FrozenReplicas, Samples, most_replicas, sample_ids
 from unicron.trainer.dropout import Dropout
 from unicron.training.boundary import Section
 from unicron.training.step import Step
@@ -110,7 +110,7 @@ class Pretraining:
             steps=self._plan.steps,
             micro_batches=self._plan.micro_batches,
             build=self._build,
-            state={"scheduler": lambda model, optimizer: _Scheduler(training.get_optimizer_param_scheduler(optimizer))},
+            state=self._state(),
             interleave=self._args.virtual_pipeline_model_parallel_size or 1,
             directory=os.environ.get(DIRECTORY, "unicron-run"),
             tensor=self._plan.tensor,
@@ -368,9 +368,22 @@ class Pretraining:
         found: Dropout = first.unicron_dropout
         return found
 
-    @staticmethod
-    def _iterators(dataset: Any, chunks: list[Any], *, is_test: bool = False) -> Any:
-        made = [Samples(dataset, is_test=is_test) for _ in chunks]
+    def _state(self) -> dict[str, Any]:
+        """Return what belongs to the task's state beside model and optimizer, as ``attach`` takes it."""
+
+        def scheduler(model: Any, optimizer: Any) -> _Scheduler:
+            return _Scheduler(self._training.get_optimizer_param_scheduler(optimizer))
+
+        def replicas(model: Any, optimizer: Any) -> FrozenReplicas:
+            return FrozenReplicas(most_replicas(self._plan.micro_batches, data_group().size()))
+
+        return {"scheduler": scheduler} | ({"replicas": replicas} if self._args.dataloader_type == "cyclic" else {})
+
+    def _iterators(self, dataset: Any, chunks: list[Any], *, is_test: bool = False) -> Any:
+        order = None
+        if self._args.dataloader_type == "cyclic" and dataset is not None:
+            order = CyclicOrder(len(dataset), self._plan.micro_batch, self._run.state["replicas"].count)
+        made = [Samples(dataset, order, is_test=is_test) for _ in chunks]
         return made if len(made) > 1 else made[0]
 
     def _train_step(

@@ -1,7 +1,11 @@
-"""The samples of micro-batches, as Megatron-LM's data loader ``single`` deals them: by number, on any rank.
+"""The samples of micro-batches, as Megatron-LM's data loaders deal them: by number, on any rank.
 
-There, micro-batch j of data-parallel rank r of R is the (j x R + r)th of the global batch. That is the library's deal,
-so the samples of micro-batch k are a function of the samples consumed before the step, and of k alone.
+With ``single``, micro-batch j of data-parallel rank r of R is the (j x R + r)th of the global batch. That is the
+library's deal, so the samples of micro-batch k are a function of the samples consumed before the step, and of k alone.
+
+With ``cyclic``, each of the R replicas has a part of the dataset, and draws an order of its own from it in each epoch
+(``MegatronPretrainingRandomSampler``, with data sharding). The R that the task began with stays, whatever is lost
+later: then micro-batch k is still that of rank k mod R, whichever process computes it.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch.utils.data import default_collate
 
 
@@ -25,12 +30,69 @@ def sample_ids(consumed: int, micro_batch: int, size: int) -> list[int]:
     return list(range(first, first + size))
 
 
+def most_replicas(micro_batches: int, replicas: int) -> int:
+    """Return the largest number of replicas, up to one, that divides the micro-batches of a step.
+
+    Stock Megatron-LM runs with no other.
+    """
+    return next(count for count in range(replicas, 0, -1) if micro_batches % count == 0)
+
+
+class FrozenReplicas:
+    """How many replicas the order of ``cyclic`` is dealt to: a part of the task's state, which stays as it began."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the number."""
+        return {"replicas": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Take the number with which the task began."""
+        self.count = state["replicas"]
+
+
+class CyclicOrder:
+    """The order in which ``cyclic`` reads a dataset: from positions, which never end, to samples."""
+
+    def __init__(self, total: int, size: int, replicas: int) -> None:
+        """Prepare the order.
+
+        Args:
+            total: samples of the dataset.
+            size: samples of a micro-batch.
+            replicas: to which they are dealt.
+        """
+        self._size, self._replicas = size, replicas
+        self._rows = total // (size * replicas)
+        """Micro-batches of each replica in an epoch; what is left of the dataset is not read."""
+        self._epoch, self._drawn = -1, torch.empty(0, dtype=torch.int64)
+
+    def samples(self, position: int) -> list[int]:
+        """Return the samples of the micro-batch whose first position in the order is this one."""
+        row, replica = divmod(position // self._size, self._replicas)
+        epoch, row = divmod(row, self._rows)
+        bucket = self._rows * self._size
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._drawn = torch.randperm(bucket, generator=torch.Generator().manual_seed(epoch))
+        drawn = self._drawn[row * self._size : (row + 1) * self._size]
+        return (drawn + replica * bucket).tolist()
+
+
 class Samples:
     """Stands for Megatron-LM's iterator of one model chunk; ``forward_step`` of the script takes batches from it."""
 
-    def __init__(self, dataset: Any, *, is_test: bool = False) -> None:
-        """Prepare to read a dataset; None on ranks that do not read one. ``is_test``: whether it is the test set."""
-        self._dataset, self.is_test = dataset, is_test
+    def __init__(self, dataset: Any, cyclic: CyclicOrder | None = None, *, is_test: bool = False) -> None:
+        """Prepare to read a dataset.
+
+        Args:
+            dataset: None on ranks that do not read one.
+            cyclic: the order of the data loader ``cyclic``; None: the dataset's own.
+            is_test: whether it is the test set.
+        """
+        self._dataset, self._cyclic, self.is_test = dataset, cyclic, is_test
         self._order: deque[tuple[int, list[int]]] = deque()
         self._present: list[int] = []
 
@@ -51,4 +113,5 @@ class Samples:
         """Return the batch of the present micro-batch."""
         if self._dataset is None:
             raise StopIteration
-        return default_collate([self._dataset[i] for i in self._present])
+        ids = self._present if self._cyclic is None else self._cyclic.samples(self._present[0])
+        return default_collate([self._dataset[i] for i in ids])

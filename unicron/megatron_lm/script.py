@@ -26,6 +26,19 @@ def run_script(target: str, arguments: Sequence[str] = (), *, is_module: bool = 
         target = str(Path(target).resolve())
         sys.path.insert(0, str(Path(target).parent))
     sys.argv = [target, *arguments]
+    replace_pretrain()
+    if is_module:
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(target, run_name="__main__")
+
+
+def replace_pretrain() -> None:
+    """Put the adapter in the place of ``megatron.training.pretrain``, which a script imports afterwards.
+
+    Raises:
+        SeamDiffers: Megatron-LM's training module is not as the adapter needs it; nothing is replaced.
+    """
     # Before Megatron-LM is imported, whose modules read it.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     from unicron.megatron import cpu
@@ -39,7 +52,3 @@ def run_script(target: str, arguments: Sequence[str] = (), *, is_module: bool = 
     import megatron.training.training
 
     megatron.training.pretrain = megatron.training.training.pretrain = pretrain
-    if is_module:
-        runpy.run_module(target, run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(target, run_name="__main__")

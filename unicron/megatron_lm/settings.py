@@ -24,8 +24,9 @@ class Refused(NamedTuple):
 REFUSED = (
     Refused("rampup_batch_size", (None,), "every step has the same micro-batches", "leave --rampup-batch-size out"),
     Refused(
-        "dataloader_type", (None, "single"), "which samples a micro-batch has then depends on the rank", "use single"
+        "dataloader_type", (None, "single", "cyclic"), "samples are then dealt by position", "use single or cyclic"
     ),
+    Refused("data_sharding", (True,), "the samples of a micro-batch then depend on the rank", "use single"),
     Refused("num_experts", (None,), "the experts of a layer have one name, by which the state moves"),
     Refused("context_parallel_size", (1,), "gradients are summed over data-parallel ranks only"),
     Refused("expert_model_parallel_size", (1,), "gradients are summed over data-parallel ranks only"),
@@ -50,8 +51,20 @@ REFUSED = (
     Refused("lazy_mpu_init", (None, False), "the library makes the groups"),
     Refused("vision_pretraining", (False,), "its momentum teacher is no part of the state"),
     Refused("iterations_to_skip", (None, [], ()), "every step is trained"),
+    Refused("grad_reduce_in_bf16", (False,), "a sum of bfloat16 gradients loses most of each addend's bits"),
+    Refused("optimizer", ("adam", "sgd"), "no test moves the state of this optimizer", "use adam"),
+    Refused("use_precision_aware_optimizer", (False,), "no test moves what such an optimizer keeps itself"),
+    Refused("optimizer_cpu_offload", (False,), "no test moves a state that is in two memories"),
+    Refused("num_distributed_optimizer_instances", (1,), "the optimizer's parts are named by data-parallel rank"),
+    Refused("distribute_saved_activations", (False,), "no test recomputes from activations that are divided"),
+    Refused("mtp_num_layers", (None, 0), "Megatron scales that loss by tokens that nothing divides"),
+    Refused("yaml_cfg", (None,), "its settings are in a file", "write the settings as arguments"),
 )
-"""What is refused; the model's own settings are checked as for any script (``unicron.megatron.supported``)."""
+"""What is refused. ``shared.launch.settings`` says it of a command before anything starts; a test compares both."""
+
+_LATE = "gradients of weights would come after the backward pass, when the micro-batch is already committed"
+_GRAPH = "a captured graph goes on using the process groups of the generation that captured it"
+_GROUPS = "its buffers belong to process groups that a fault replaces"
 
 OFF = (
     (
@@ -59,6 +72,18 @@ OFF = (
         "disabled",
         "its checks need an all-reduce in every step; a loss that is not finite is found anyway",
     ),
+    ("tp_comm_overlap", False, _GROUPS),
+    ("nccl_ub", False, _GROUPS),
+    ("overlap_p2p_comm_warmup_flush", False, "it is not tested with recovery"),
+    ("overlap_param_gather_with_optimizer_step", False, "parameters are gathered once the whole update is applied"),
+    ("defer_embedding_wgrad_compute", False, _LATE),
+    ("delay_wgrad_compute", False, _LATE),
+    ("cuda_graph_impl", "none", _GRAPH),
+    ("enable_cuda_graph", False, _GRAPH),
+    ("external_cuda_graph", False, _GRAPH),
+    ("optimizer_cuda_graph", False, _GRAPH),
+    ("inprocess_restart", False, "the library heals the fault that it would answer"),
+    ("enable_ft_package", False, "the detector finds the fault that it would answer"),
     ("async_save", False, "a process that writes on would outlive the attempt that began it"),
     ("exit_signal_handler", False, "a task is stopped by its services"),
     ("enable_gloo_process_groups", False, "the library makes the groups"),

@@ -1,0 +1,44 @@
+"""The order of the data loader ``cyclic``: a function of position and of the replicas that the task began with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unicron.megatron_lm.samples import CyclicOrder, most_replicas
+
+orders = st.tuples(st.integers(8, 60), st.integers(1, 3), st.integers(1, 4)).filter(lambda o: o[0] >= o[1] * o[2])
+
+
+@given(orders, st.integers(0, 3))
+def test_each_epoch_reads_each_sample_of_whole_rows_once(order: tuple[int, int, int], epoch: int) -> None:
+    total, size, replicas = order
+    used = total - total % (size * replicas)
+    made = CyclicOrder(total, size, replicas)
+    read = [i for start in range(epoch * used, (epoch + 1) * used, size) for i in made.samples(start)]
+    assert sorted(read) == list(range(used))
+
+
+@given(orders, st.integers(0, 40))
+def test_a_micro_batch_is_the_same_in_whichever_order_they_are_asked_for(order: tuple[int, int, int], k: int) -> None:
+    total, size, replicas = order
+    asked = CyclicOrder(total, size, replicas)
+    asked.samples(0)
+    asked.samples(7 * size * total)
+    assert asked.samples(k * size) == CyclicOrder(total, size, replicas).samples(k * size)
+
+
+def test_the_samples_of_a_replica_are_those_of_stock() -> None:
+    """As ``MegatronPretrainingRandomSampler`` of core 0.16.1 draws them: 3 replicas of 21 samples, epoch 1, rank 2."""
+    drawn = torch.randperm(6, generator=torch.Generator().manual_seed(1)).tolist()
+    order = CyclicOrder(21, 2, 3)
+    first = 18 + 2 * 2  # behind an epoch of 18 samples, and behind the micro-batches of ranks 0 and 1
+    assert order.samples(first) == [12 + i for i in drawn[:2]]
+    assert order.samples(first + 6) == [12 + i for i in drawn[2:4]]
+
+
+@pytest.mark.parametrize(("micro_batches", "replicas", "most"), [(12, 3, 3), (8, 3, 2), (7, 3, 1), (4, 8, 4)])
+def test_an_order_is_dealt_to_as_many_replicas_as_divide_the_step(micro_batches: int, replicas: int, most: int) -> None:
+    assert most_replicas(micro_batches, replicas) == most
