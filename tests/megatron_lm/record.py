@@ -29,8 +29,10 @@ RE_EXPORTED = {
 def parameters(seam: Seam, checkout: Path) -> list[str] | None:
     """Return the parameters of a seam in a checkout, whose source is read and not run; None: there is no such one."""
     source = checkout / RE_EXPORTED.get(seam.name, seam.module.replace(".", "/") + ".py")
-    name = seam.name.rpartition(".")[2]
-    for node in ast.parse(source.read_text()).body:
+    owner, _, name = seam.name.rpartition(".")
+    body = ast.parse(source.read_text()).body
+    classes = [node.body for node in body if isinstance(node, ast.ClassDef) and node.name == owner]
+    for node in classes[0] if classes else body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             one = node.args
             extra = [item.arg for item in (one.vararg, one.kwarg) if item is not None]

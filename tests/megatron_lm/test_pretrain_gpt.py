@@ -129,10 +129,23 @@ def write_script(folder: Path, extra: str = "") -> Path:
     return script
 
 
-async def train(a: Agent, spec_file: SpecFile, folder: Path, lost: str = "", extra: str = "") -> int:
-    """Train on two workers, of which the second is lost at a place; return the generation that does the rest."""
-    script = write_script(folder, extra)
-    spec = spec_file(exact=False, deterministic_sums=True, steps=STEPS, script=str(script))
+async def train(
+    a: Agent,
+    spec_file: SpecFile,
+    folder: Path,
+    lost: str = "",
+    extra: str = "",
+    *,
+    steps: int = STEPS,
+    replaced: bool = False,
+) -> int:
+    """Train on two workers, of which the second is lost at a place, and replaced by a new process or not.
+
+    Returns:
+        The generation that does the rest.
+    """
+    script = write_script(folder, f"{extra} --train-iters {steps}")
+    spec = spec_file(exact=False, deterministic_sums=True, steps=steps, script=str(script))
     workers = ["w0", "w1"]
     for worker in workers:
         await a.fork(worker, spec, {"UNICRON_TEST_FAULT": lost and f"w1:{lost}"})
@@ -140,7 +153,14 @@ async def train(a: Agent, spec_file: SpecFile, folder: Path, lost: str = "", ext
     if lost:
         await a.until(lambda: "w1" in a.exits, 200)
         await a.hold(["w0"])
-        generation = await a.configure({"w0": "live"}, fault_step=PLACES[lost])
+        members = {"w0": "live"}
+        if replaced:
+            generation = await a.configure(members, stage="interrupted", fault_step=PLACES[lost])
+            await a.fork("w2", spec, {})
+            await a.resumed(generation)
+            await a.drain(["w0"])
+            members["w2"] = "take"
+        generation = await a.configure(members, fault_step=PLACES[lost])
     await a.until(lambda: all(w in a.exits for w in a.members), 300)
     assert [a.exits[w][1] for w in a.members] == [0] * len(a.members), a.output("w0")[-3000:]
     return generation
@@ -162,6 +182,16 @@ async def test_a_process_that_is_lost_costs_no_step(place: str, tmp_path: Path, 
     saved = tmp_path / "faulty" / "checkpoints"
     assert (saved / "latest_checkpointed_iteration.txt").read_text() == "4"
     assert (saved / "iter_0000004" / ".metadata").stat().st_size > 0
+
+
+async def test_a_new_process_takes_the_place_of_a_lost_one(tmp_path: Path, spec_file: SpecFile) -> None:
+    """It enters ``train()`` while the survivor is in the midst of it."""
+    async with agent(tmp_path / "quiet-agent") as a:
+        await train(a, spec_file, tmp_path / "quiet", steps=100)
+    async with agent(tmp_path / "agent") as a:
+        await train(a, spec_file, tmp_path / "faulty", "forward:9", steps=100, replaced=True)
+        assert [a.exits[worker][1] for worker in ("w0", "w2")] == [0, 0]
+    assert differing(parameters(tmp_path / "quiet"), parameters(tmp_path / "faulty")) == []
 
 
 async def test_the_order_of_cyclic_stays_that_of_the_replicas_it_began_with(

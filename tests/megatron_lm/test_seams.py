@@ -54,7 +54,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
         owner: Any = module
         *path, name = seam.name.split(".")
         for part in path:
-            setattr(owner, part, SimpleNamespace())
+            setattr(owner, part, getattr(owner, part, None) or SimpleNamespace())
             owner = getattr(owner, part)
         names = recorded()[seam.name]
         rest = {"args": "*args", "kwargs": "**kwargs"} if names == ["args", "kwargs"] else {}

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +70,23 @@ class _Scheduler:
         self.made.load_state_dict(state)
 
 
+def _print_time(string: str, override_timestamp: float | None = None) -> None:
+    """Print a time as Megatron-LM's ``print_datetime`` does, without waiting for all ranks."""
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        at = datetime.fromtimestamp(time.time() if override_timestamp is None else override_timestamp)
+        print(f"[{string}] datetime: {at:%Y-%m-%d %H:%M:%S.%f} ", flush=True)
+
+
+def _without_barrier(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a timer's function that starts or stops it without waiting for all ranks."""
+
+    @functools.wraps(function)
+    def called(timer: Any, barrier: bool = False) -> None:
+        function(timer)
+
+    return called
+
+
 class Pretraining:
     """One call of ``pretrain()``."""
 
@@ -103,6 +122,10 @@ class Pretraining:
         self._model: Any = None
         self._dropout: Dropout | None = None
         self._datasets: tuple[Any, Any, Any] | None = None
+        self._context: dict[str, Any] = {}
+        """What Megatron-LM keeps from one checkpoint to the next: who writes what, among the ranks of a generation."""
+        self._saved_in: object = None
+        """The generation of that."""
         self._reports = Reports(self._plan.micro_batches)
         self._tested = 0
         self._replace()
@@ -139,10 +162,16 @@ class Pretraining:
 
     def _replace(self) -> None:
         """Put the adapter in the place of Megatron-LM's functions; ``seams`` lists them."""
+        from megatron.core import timers
+
         training, checkpointing = self._training, self._checkpointing
         training.train_step = self._train_step
         training.mpu = _OneReplica(training.mpu)
         training.should_disable_forward_pre_hook = lambda args: False
+        # A process that is new enters ``train()`` while the others are in the midst of it: none may wait for all there.
+        training.print_datetime = _print_time
+        for name in ("start", "stop"):
+            setattr(timers.Timer, name, _without_barrier(getattr(timers.Timer, name)))
         training.get_forward_backward_func = self._forward_backward(training.get_forward_backward_func)
         training.evaluate_and_print_results = self._together(training.evaluate_and_print_results)
         training.save_checkpoint = self._together(self._saving(training.save_checkpoint))
@@ -173,6 +202,9 @@ class Pretraining:
 
         @functools.wraps(function)
         def save_checkpoint(iteration: int, *args: Any, **kwargs: Any) -> Any:
+            if self._saved_in != self._run.generation:
+                self._context.clear()
+                self._saved_in = self._run.generation
             if not dist.is_initialized() or dist.get_rank() == 0:
                 tracker.put_aside(Path(self._folder_of(iteration)))
             if dist.is_initialized():
@@ -296,7 +328,7 @@ class Pretraining:
             iterators[1],
             self._call.process_non_loss_data_func,
             config,
-            {},
+            self._context,
             self._call.non_loss_data_func,
         )
         self._end(iteration, operations, config, iterators)
