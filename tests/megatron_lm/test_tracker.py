@@ -59,3 +59,11 @@ def test_what_a_broken_attempt_has_left_is_put_aside(tmp_path: Path) -> None:
     (aside,) = tmp_path.iterdir()
     assert aside.name.startswith("iter_0000004.unfinished-")
     tracker.put_aside(made)
+
+
+def test_a_tracker_names_one_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    assert not tracker.names(path, 2)
+    checkpoint(tmp_path, 2)
+    move(tmp_path, 2)
+    assert (tracker.names(path, 2), tracker.names(path, 4)) == (True, False)

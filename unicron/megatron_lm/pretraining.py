@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 import unicron
+from unicron import device
 from unicron.errors import InvalidSpec
 from unicron.megatron.construction import without_collectives
 from unicron.megatron.model import model_chunks
@@ -124,6 +125,8 @@ class Pretraining:
         self._datasets: tuple[Any, Any, Any] | None = None
         self._context: dict[str, Any] = {}
         """What Megatron-LM keeps from one checkpoint to the next: who writes what, among the ranks of a generation."""
+        self._repeated = False
+        """Whether the section behind the present step comes again."""
         self._saved_in: object = None
         """The generation of that."""
         self._reports = Reports(self._plan.micro_batches)
@@ -198,10 +201,16 @@ class Pretraining:
         return called
 
     def _saving(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return Megatron-LM's ``save_checkpoint`` for a folder in which an attempt may have been broken off."""
+        """Return Megatron-LM's ``save_checkpoint`` for a folder in which an attempt may have been broken off.
+
+        A section that comes again may have saved already. That checkpoint stays as it is: put aside, the tracker would
+        name a checkpoint that is not there until the next one is written.
+        """
 
         @functools.wraps(function)
         def save_checkpoint(iteration: int, *args: Any, **kwargs: Any) -> Any:
+            if self._repeated and self._is_saved(iteration):
+                return None
             if self._saved_in != self._run.generation:
                 self._context.clear()
                 self._saved_in = self._run.generation
@@ -212,6 +221,14 @@ class Pretraining:
             return function(iteration, *args, **kwargs)
 
         return save_checkpoint
+
+    def _is_saved(self, iteration: int) -> bool:
+        """Return whether the tracker names this checkpoint, as rank 0 sees it; all ranks call it."""
+        path = Path(self._checkpointing.get_checkpoint_tracker_filename(self._args.save))
+        found = torch.tensor([float(tracker.names(path, iteration))], device=device.current())
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.broadcast(found, 0)
+        return bool(found[0])
 
     def _forward_backward(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return what returns the schedule; for evaluations, one that computes this replica's micro-batches."""
@@ -449,6 +466,7 @@ class Pretraining:
                 report = self._reports.of_step(step)
             if step.completed:
                 break
+        self._repeated = step.repeated
         self._section = self._run.boundary(meets=False)
         self._section.__enter__()
         return report, 0, False, False, 0, norm, zeros, 0

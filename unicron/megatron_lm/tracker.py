@@ -71,6 +71,11 @@ def replace_text(path: Path, text: str) -> None:
     _sync(path.parent)
 
 
+def names(path: Path, iteration: int) -> bool:
+    """Return whether a tracker says that the checkpoint of an iteration is the newest: it was complete by then."""
+    return path.is_file() and path.read_text().strip() == str(iteration)
+
+
 def put_aside(folder: Path) -> None:
     """Rename what a broken attempt has left of a checkpoint, so that the next one begins in an empty folder."""
     if folder.exists():
