@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -190,9 +190,12 @@ async def background(*tasks: asyncio.Task[None]) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def cluster(
-    settings: Settings, bus: Bus, nats: OpenServer, journal: Journal
+    settings: Settings, bus: Bus, nats: OpenServer, journal: Journal, beats: Sequence[bytes] = ()
 ) -> AsyncIterator[tuple[Server, dict[str, int]]]:
-    """Every service, and an agent whose ranks train nothing; the counters of the agent, which has a bus of its own."""
+    """Every service, and an agent whose ranks train nothing; the counters of the agent, which has a bus of its own.
+
+    The detector hears ``beats`` first: one that can be read is of another agent of the node, which this one follows.
+    """
     own = await Bus.connect(nats.url, credential=nats.credential, name="agent")
     contexts = [Context(settings, bus, journal, asyncio.Event(), name) for name in ("transition", "planner")]
     async with (
@@ -205,6 +208,11 @@ async def cluster(
         tasks = [asyncio.create_task(work) for work in works]
         try:
             async with background(*tasks):
+                for name in ("n0", "n7"):
+                    for data in beats:
+                        await bus.send(HEARTBEATS.at(name), data)
+                # Its answer comes behind all that was sent before.
+                await bus.request(SIGNALS.at("n0"), b"{}", timeout_s=WAIT_S)
                 await agent.start()
                 yield server, own.dropped.counters
         finally:
@@ -217,11 +225,8 @@ async def test_no_message_ends_a_service(
 ) -> None:
     """Hundreds of messages to every subject; then a task is submitted, planned, trained and finished."""
     caplog.set_level(logging.WARNING)
-    async with cluster(settings, bus, nats, journal) as (server, counters):
-        beats = catalogue([heartbeat()])
-        for name in ("n0", "n7"):
-            for data in beats:
-                await bus.send(HEARTBEATS.at(name), data)
+    beats = catalogue([heartbeat()])
+    async with cluster(settings, bus, nats, journal, beats) as (server, counters):
         for data in catalogue(SIGNAL_SAMPLES):
             answer = await bus.request(SIGNALS.at("n0"), data, timeout_s=WAIT_S)
             assert answer == b"+" or answer.startswith(b"-")
