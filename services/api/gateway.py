@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 import uuid
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -57,10 +56,6 @@ seconds."""
 
 APPEND_LIMIT_S = 5.0
 """How long a write waits for a log that goes away meanwhile: mostly long enough to learn whether it was recorded."""
-
-SHARED_FOR_S = 0.25
-"""For how long requests that ask for the same share one answer, while no event comes: the interval in which heartbeats
-come (``heartbeat_interval_s``), of which such an answer shows the newest."""
 
 _ATTEMPTS = 5
 """How often a command is tried in all, where other events of its task are logged at the same time."""
@@ -107,21 +102,12 @@ class Gateway:
         # Not the threads of asyncio.to_thread, in which the store folds: reads never keep the fold waiting.
         return await run_in_threadpool(run)
 
-    async def answer(self, query: Callable[[ViewReader], BaseModel | str], *asked: Hashable) -> Response:
+    async def answer(self, query: Callable[[ViewReader], BaseModel | str]) -> Response:
         """Return as JSON what ``query`` finds in the projections (``read``), written in the query's thread too.
 
         FastAPI would look through a long list once more, and write it on the event loop.
-
-        Args:
-            query: finds the answer.
-            asked: what the answer depends on beside the projections, heartbeats and the clock: requests that ask for
-                the same in one state of the projections have one answer, for ``SHARED_FOR_S`` at most. Nothing: the
-                answer is this request's alone.
         """
-        if not asked:
-            return await self.read(lambda views: as_json(query(views)))
-        key = ("answer", *asked, time.monotonic() // SHARED_FOR_S)
-        return await self.read(lambda views: as_json(views.known(key, lambda: _as_written(query(views)))))
+        return await self.read(lambda views: as_json(query(views)))
 
     async def task(self, name: str) -> TaskView:
         """Return a task by its name.
@@ -231,11 +217,8 @@ class Gateway:
 
 def as_json(model: BaseModel | str) -> Response:
     """Return an answer of the interface, or its JSON, as the response that FastAPI would make of it."""
-    return Response(_as_written(model), media_type="application/json")
-
-
-def _as_written(found: BaseModel | str) -> str:
-    return found if isinstance(found, str) else as_text(found)
+    content = model if isinstance(model, str) else as_text(model)
+    return Response(content, media_type="application/json")
 
 
 def as_text(model: BaseModel) -> str:

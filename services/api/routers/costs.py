@@ -39,4 +39,4 @@ async def costs(
         account = Accounts(views, as_of).account(start=start, end=end, days=bucket is not None, limit=limit)
         return report(account, api.cluster(views), period=bucket)
 
-    return await api.answer(answer, "costs", start, end, bucket, limit)
+    return await api.answer(answer)

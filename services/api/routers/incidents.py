@@ -95,7 +95,7 @@ async def incidents(
         items = _shown(api, views, found[:limit], as_of)
         return page_json(items, [row.position for row in found], limit)
 
-    return await api.answer(answer, "incidents", limit, cursor, order, task, state, since, until)
+    return await api.answer(answer)
 
 
 @router.get("/{incident}", response_model=Incident, responses=NAMED | TAGGED)

@@ -52,7 +52,7 @@ async def nodes(
         shown = page([present.node(view, live, assigned) for view in found], [view.position for view in found], limit)
         return Page(items=[n for n in shown.items if not wanted or n.state in wanted], next_cursor=shown.next_cursor)
 
-    return await api.answer(answer, "nodes", limit, cursor, frozenset(wanted))
+    return await api.answer(answer)
 
 
 @router.get("/{name}", responses=NAMED)

@@ -112,7 +112,7 @@ async def tasks(
         items = [row.shown or as_text(present.task(going_on[row.key], live)) for row in found]
         return page_json(items, [row.position for row in found], limit)
 
-    return await api.answer(answer, "tasks", limit, cursor, order, frozenset(state or []), deleted, since, until)
+    return await api.answer(answer)
 
 
 def _not_with_deleted(states: list[TaskState]) -> InvalidInput:

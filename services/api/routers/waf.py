@@ -42,4 +42,4 @@ async def waf(
     def answer(views: ViewReader) -> WafHistory:
         return waf_history(views, begin, until, points, as_of, live)
 
-    return await api.answer(answer, "waf", start, end, points)
+    return await api.answer(answer)
