@@ -1,7 +1,7 @@
 """Record names and parameters of every seam of a checkout of Megatron-LM: ``python -m tests.megatron_lm.record``.
 
-The environment variable ``UNICRON_MEGATRON_LM`` names the checkout. The record is compared with the table, with the
-checkout and with the stand-in, so that none of them can match its author alone.
+The environment variable ``UNICRON_MEGATRON_LM`` names the checkout. The table is compared with the record everywhere,
+and the record with the checkout where there is one, so that the table cannot match its author alone.
 """
 
 from __future__ import annotations

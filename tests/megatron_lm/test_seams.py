@@ -85,7 +85,8 @@ def arguments(**fields: Any) -> SimpleNamespace:
         "global_batch_size": 8,
         "micro_batch_size": 2,
         "pipeline_model_parallel_size": 1,
-        "virtual_pipeline_model_parallel_size_given": False,
+        "num_layers_per_virtual_pipeline_stage": None,
+        "num_virtual_stages_per_pipeline_rank": None,
     }
     return SimpleNamespace(**plain | more | fields)
 

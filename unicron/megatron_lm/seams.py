@@ -106,9 +106,9 @@ SEAMS = (
         ("model_provider_func", "model_type"),
         "in each build, without a checkpoint",
     ),
-    Seam("print_datetime", TRAINING, "replaced", ("string", "override_timestamp"), "waits for all, a new rank too"),
-    Seam("Timer.start", "megatron.core.timers", "replaced", ("self", "barrier"), "may wait for all; likewise"),
-    Seam("Timer.stop", "megatron.core.timers", "replaced", ("self", "barrier"), "may wait for all; likewise"),
+    Seam("print_datetime", TRAINING, "replaced", ("string", "override_timestamp"), "waits for all, as no new rank may"),
+    Seam("Timer.start", "megatron.core.timers", "replaced", ("self", "barrier"), "may wait for all, likewise"),
+    Seam("Timer.stop", "megatron.core.timers", "replaced", ("self", "barrier"), "may wait for all, likewise"),
     Seam("get_forward_backward_func", TRAINING, "replaced", ("pp_size", "vp_size"), "deals evaluation"),
     Seam(
         "evaluate_and_print_results",

@@ -128,7 +128,8 @@ def check(args: Any) -> None:
         )
     if args.global_batch_size % args.micro_batch_size:
         raise InvalidSpec("--global-batch-size: must be a multiple of --micro-batch-size")
-    if args.virtual_pipeline_model_parallel_size_given and args.pipeline_model_parallel_size == 1:
+    virtual = args.num_layers_per_virtual_pipeline_stage or args.num_virtual_stages_per_pipeline_rank
+    if virtual and args.pipeline_model_parallel_size == 1:
         raise InvalidSpec("--num-virtual-stages-per-pipeline-rank: needs several pipeline stages")
 
 
@@ -169,11 +170,7 @@ def parsed(arguments: Any, extra_args_provider: Any) -> Any:
         InvalidSpec: one is refused.
     """
     args = arguments.parse_args(extra_args_provider)
-    args.virtual_pipeline_model_parallel_size_given = bool(
-        args.num_layers_per_virtual_pipeline_stage or args.num_virtual_stages_per_pipeline_rank
-    )
     check(args)
-    del args.virtual_pipeline_model_parallel_size_given
     switch_off(args)
     # The batch is the task's, however many replicas there are: with one, Megatron-LM counts micro-batches as we do.
     args.rank, args.world_size = 0, args.tensor_model_parallel_size * args.pipeline_model_parallel_size
