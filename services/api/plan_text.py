@@ -37,6 +37,7 @@ _SOURCES = {
     "take": "take it from a live rank",
     "checkpoint": "read the checkpoint",
     "initial": "begin from the initial state",
+    "script": "start the script, which goes on from its own checkpoint",
 }
 
 _LABELS = {

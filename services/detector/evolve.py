@@ -165,6 +165,7 @@ def _submitted(state: DetectorState, event: TaskSubmitted) -> None:
         name=event.task,
         max_restarts=event.spec.max_restarts,
         weight=event.spec.weight,
+        restarts_whole=event.spec.restarts_whole,
         finish_timeout_s=event.spec.finish_timeout_s,
         progress_timeout_s=event.spec.progress_timeout_s,
         step=event.step,

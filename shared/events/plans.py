@@ -277,13 +277,13 @@ class Member(Model):
     """One rank of a generation. ``source``: where it has its state from when the generation starts.
 
     ``live``: from its own memory. ``take``: from a live member. ``checkpoint``, ``initial``: no live process has the
-    state.
+    state. ``script``: it is started again (``loop: restart``), and goes on from a checkpoint of its own.
     """
 
     rank: int
     worker: str
     node: str
-    source: Literal["live", "take", "checkpoint", "initial"]
+    source: Literal["live", "take", "checkpoint", "initial", "script"]
 
 
 class Stage(Model):

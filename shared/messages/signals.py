@@ -23,7 +23,7 @@ RECONNECT_GRACE_S = 2.0
 client that has to resolve a name or open a TCP connection on a busy machine takes longer."""
 
 
-PHASES = ("begun", "compute", "reduce", "update", "ended", "checkpoint", "setup", "waiting", "aside", "tail")
+PHASES = ("begun", "compute", "reduce", "update", "ended", "checkpoint", "setup", "waiting", "aside", "tail", "script")
 """Phases of a rank that this version knows: those of ``unicron.protocol.messages.PHASES``."""
 
 

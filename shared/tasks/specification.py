@@ -33,6 +33,13 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 """Updates of a task: a GPT-3 of 1.3B makes one in less than a second on 128 A800, and ten million in three months."""
 
+UNKNOWN_STEPS = 1_000_000_000
+"""``steps`` of a task whose script alone knows when it has ended."""
+
+UNKNOWN_MODEL = {"layers": 24, "hidden": 2048, "heads": 16, "sequence_length": 2048, "vocabulary": 50_257}
+"""In place of the model of a script that does not say which: GPT-3 XL (Brown et al. 2020, table 2.1). The planner
+weighs such a task as if it trained that model."""
+
 BYTE_VOCABULARY = 257
 """Tokens of a byte-level text: one for each byte, and the end of a document (``unicron.trainer.data``)."""
 
@@ -234,18 +241,31 @@ class TaskSpec(Model):
         default=None, exclude_if=lambda module: module is None
     )
     """The module that ``script`` is the file of: it is run as ``python -m`` does."""
-    loop: Literal["unicron", "megatron-lm"] = Field(default="unicron", exclude_if=lambda loop: loop == "unicron")
-    """Whose training loop the script runs: one on the library, or Megatron-LM's ``pretrain``."""
+    loop: Literal["unicron", "megatron-lm", "restart"] = Field(
+        default="unicron", exclude_if=lambda loop: loop == "unicron"
+    )
+    """Whose training loop the script runs: one on the library, or Megatron-LM's ``pretrain``; ``restart``: any other. A
+    fault of a script of that kind ends it on all workers, and it starts again from its own checkpoint."""
+
+    @property
+    def restarts_whole(self) -> bool:
+        """Whether a fault ends the script on all workers. Only the script knows how it divides its work over them."""
+        return self.loop == "restart"
+
+    @property
+    def steps_known(self) -> bool:
+        """Whether ``steps`` is how many updates the task makes; else its script alone decides when it has ended."""
+        return not self.restarts_whole or self.steps != UNKNOWN_STEPS
 
     @property
     def tensor(self) -> int:
-        """Tensor-parallel size; ``auto`` is 1."""
-        return 1 if self.parallel.tensor == "auto" else self.parallel.tensor
+        """Tensor-parallel size; ``auto`` is 1, and so is what only the script knows."""
+        return 1 if self.parallel.tensor == "auto" or self.restarts_whole else self.parallel.tensor
 
     @property
     def pipeline(self) -> int:
-        """Pipeline-parallel size; ``auto`` is 1."""
-        return 1 if self.parallel.pipeline == "auto" else self.parallel.pipeline
+        """Pipeline-parallel size; ``auto`` is 1, and so is what only the script knows."""
+        return 1 if self.parallel.pipeline == "auto" or self.restarts_whole else self.parallel.pipeline
 
     @property
     def order(self) -> int:
@@ -260,58 +280,93 @@ class TaskSpec(Model):
     @property
     def most_workers(self) -> int:
         """The most workers that the task may have and could use: one micro-batch for each data-parallel replica."""
+        if self.restarts_whole:
+            return self.workers.min
         limit = self.batch.micro_batches * self._most_per_replica()
         return limit if self.workers.max is None else min(self.workers.max, limit)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unknown(cls, data: Any) -> Any:
+        """Fill in what nobody knows of a script that restarts whole: the planner needs a number, and never more."""
+        if not isinstance(data, dict) or data.get("loop") != "restart":
+            return data
+        workers = data.get("workers")
+        known = workers.get("min") if isinstance(workers, dict) else None
+        batch = {"global": known if isinstance(known, int) and known > 0 else 1}
+        unknown = {
+            "model": UNKNOWN_MODEL,
+            "batch": batch,
+            "steps": UNKNOWN_STEPS,
+            "data": data.get("script"),
+            "checkpoint": {"memory_every": 0},
+        }
+        return {name: value for name, value in unknown.items() if value is not None} | data
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         """Refuse what no layout can run; each message names the field and what is allowed."""
-        m, b, place = self.model, self.batch, self.checkpoint
-        per_replica = self.tensor * self.pipeline
-        limit = b.micro_batches * self._most_per_replica()
-        checks = [
-            (m.hidden % m.heads == 0, f"model.heads: {m.heads} must divide model.hidden, {m.hidden}"),
-            (place.directory is None or place.url is None, "checkpoint.url: not beside checkpoint.directory"),
-            (b.global_ % b.micro == 0, f"batch.micro: {b.micro} must divide batch.global, {b.global_}"),
-            (m.heads % self.tensor == 0, f"parallel.tensor: {self.tensor} must divide model.heads, {m.heads}"),
-            (m.layers % self.pipeline == 0, f"parallel.pipeline: {self.pipeline} must divide model.layers, {m.layers}"),
-            (
-                self.workers.max is None or self.workers.min <= self.workers.max,
-                f"workers.min: {self.workers.min} must not exceed workers.max, {self.workers.max}",
-            ),
-            (
-                self.workers.min <= limit,
-                f"workers.min: {self.workers.min} is more than batch.global and parallel can use, {limit}",
-            ),
-            (
-                self.workers.max is None or self.workers.max >= per_replica,
-                f"workers.max: {self.workers.max} is less than one replica's tensor x pipeline, {per_replica}",
-            ),
-        ]
-        path = "" if self.script is None else self.script.removesuffix(".py").removesuffix("/__main__")
-        checks += [
-            (self.script is not None or not self.arguments, "arguments: only beside script"),
-            (self.script is not None or self.loop == "unicron", "loop: only beside script"),
-            (
-                self.module is None or f"/{path}".endswith("/" + self.module.replace(".", "/")),
-                f"module: script must be its file, {(self.module or '').replace('.', '/')}.py or its __main__.py",
-            ),
-        ]
-        if self.script is None:
-            # What the built-in trainer does not do; a user's own script may.
-            chunks = self.pipeline * self.parallel.interleave
-            even = m.layers % chunks == 0
-            checks.append(
-                (even, f"parallel.interleave: times pipeline, {chunks}, must divide model.layers, {m.layers}")
-            )
-            divisible = self.optimizer.name == "adam" or not self.parallel.distributed_optimizer
-            checks.append((divisible, "parallel.distributed_optimizer: the built-in trainer divides only adam's state"))
-            in_place = not (self.parallel.overlap and (self.exact or self.deterministic_sums))
-            checks.append((in_place, "parallel.overlap: not with exact or deterministic_sums, whose sums are apart"))
-        problems = [text for holds, text in checks if not holds]
-        if problems:
+        if problems := [text for holds, text in (*self._of_layout(), *self._of_script()) if not holds]:
             raise ValueError("; ".join(problems))
         return self
+
+    def _of_script(self) -> Iterator[tuple[bool, str]]:
+        """Yield whether something about script and checkpoint holds, and what is said where it does not."""
+        place = self.checkpoint
+        yield place.directory is None or place.url is None, "checkpoint.url: not beside checkpoint.directory"
+        path = "" if self.script is None else self.script.removesuffix(".py").removesuffix("/__main__")
+        yield self.script is not None or not self.arguments, "arguments: only beside script"
+        yield self.script is not None or self.loop == "unicron", "loop: only beside script"
+        yield (
+            self.module is None or f"/{path}".endswith("/" + self.module.replace(".", "/")),
+            f"module: script must be its file, {(self.module or '').replace('.', '/')}.py or its __main__.py",
+        )
+        yield (
+            not self.restarts_whole or self.workers.min == self.workers.max,
+            "workers: min and max must be equal for loop restart: only the script knows how it divides its work",
+        )
+
+    def _of_layout(self) -> Iterator[tuple[bool, str]]:
+        """Yield whether a condition of a layout holds, and what is said where it does not."""
+        m, b = self.model, self.batch
+        if self.restarts_whole:
+            return
+        per_replica = self.tensor * self.pipeline
+        limit = b.micro_batches * self._most_per_replica()
+        yield m.hidden % m.heads == 0, f"model.heads: {m.heads} must divide model.hidden, {m.hidden}"
+        yield b.global_ % b.micro == 0, f"batch.micro: {b.micro} must divide batch.global, {b.global_}"
+        yield m.heads % self.tensor == 0, f"parallel.tensor: {self.tensor} must divide model.heads, {m.heads}"
+        yield m.layers % self.pipeline == 0, f"parallel.pipeline: {self.pipeline} must divide model.layers, {m.layers}"
+        yield (
+            self.workers.max is None or self.workers.min <= self.workers.max,
+            f"workers.min: {self.workers.min} must not exceed workers.max, {self.workers.max}",
+        )
+        yield (
+            self.workers.min <= limit,
+            f"workers.min: {self.workers.min} is more than batch.global and parallel can use, {limit}",
+        )
+        yield (
+            self.workers.max is None or self.workers.max >= per_replica,
+            f"workers.max: {self.workers.max} is less than one replica's tensor x pipeline, {per_replica}",
+        )
+        if self.script is None:
+            yield from self._of_built_in_trainer()
+
+    def _of_built_in_trainer(self) -> Iterator[tuple[bool, str]]:
+        """Yield the conditions of the built-in trainer; a user's own script may do what it does not."""
+        m, chunks = self.model, self.pipeline * self.parallel.interleave
+        yield (
+            m.layers % chunks == 0,
+            f"parallel.interleave: times pipeline, {chunks}, must divide model.layers, {m.layers}",
+        )
+        yield (
+            self.optimizer.name == "adam" or not self.parallel.distributed_optimizer,
+            "parallel.distributed_optimizer: the built-in trainer divides only adam's state",
+        )
+        yield (
+            not (self.parallel.overlap and (self.exact or self.deterministic_sums)),
+            "parallel.overlap: not with exact or deterministic_sums, whose sums are apart",
+        )
 
 
 def parse_spec(data: Any) -> TaskSpec:

@@ -68,7 +68,7 @@ def state_source(change: TaskChange) -> StateSource:
     if not stages:
         return "live"
     whole = all(stage.complete for stage in stages)
-    stored = any(member.source in ("checkpoint", "initial") for member in stages[-1].members)
+    stored = any(member.source in ("checkpoint", "initial", "script") for member in stages[-1].members)
     if whole and not stored:
         return "live"
     if change.survivors:

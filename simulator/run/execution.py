@@ -186,7 +186,9 @@ class Execution:
         part.stopped = True
         change, target = part.change, part.change.target
         lost = course.lost
-        if target is not None and all(member.source in ("checkpoint", "initial") for member in target.members):
+        if target is not None and all(
+            member.source in ("checkpoint", "initial", "script") for member in target.members
+        ):
             lost = "checkpoint"  # no process has the state, whatever the policy
         training.lose(lost)
         rate = 0.0

@@ -242,6 +242,21 @@ class AgentLink(Collectives):
             self._requests.discard(STOP)
         self.send(StopRefused(generation=self._generation, rank=self._rank, step=step, reason=reason))
 
+    def wait_for_request(self, timeout_s: float, done: Callable[[], bool]) -> None:
+        """Wait until the generation is held, something is requested of it, or something else is done.
+
+        Args:
+            timeout_s: the longest wait, seconds.
+            done: whether it is; whoever does it calls ``wake`` afterwards.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_held() or self._requests or done(), timeout_s)
+
+    def wake(self) -> None:
+        """Have ``wait_for_request`` look again; any thread may call it."""
+        with self._changed:
+            self._changed.notify_all()
+
     def is_held(self) -> bool:
         """Return whether the generation of this process is held."""
         return self._held_generation >= self._generation

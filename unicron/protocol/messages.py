@@ -302,10 +302,11 @@ class Progress(Message):
     """Whether ranks in other failure domains have each part of the state too, for phase ``ended``."""
 
 
-PHASES = ("begun", "compute", "reduce", "update", "ended", "checkpoint", "setup", "waiting", "aside", "tail")
+PHASES = ("begun", "compute", "reduce", "update", "ended", "checkpoint", "setup", "waiting", "aside", "tail", "script")
 """Phases of a rank. In ``reduce`` the rank waits for its peers, in ``waiting`` for ``Configure``; in ``aside`` a script
 does something else between two steps, in ``tail`` behind the last one. ``setup``, ``checkpoint`` and ``aside`` may be
-slow; their limits are longer. ``tail`` has the limit of the task's specification (``finish_timeout_s``)."""
+slow; their limits are longer. ``tail`` has the limit of the task's specification (``finish_timeout_s``). In ``script``
+a rank runs a script that restarts whole; ``step`` is then the newest known of its updates, and there is no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,7 +339,7 @@ class Resumed(Message):
     """Updates applied so far."""
     source: str
     """Where this rank's state came from: ``own``, ``live`` (another rank), ``memory`` (a snapshot on this node),
-    ``peer-memory`` (a snapshot on another node), ``checkpoint`` or ``initial``."""
+    ``peer-memory`` (a snapshot on another node), ``checkpoint``, ``initial``, or ``script`` (known to the script)."""
     phases: dict[str, float] = field(default_factory=dict)
     """Duration in seconds of ``rebuild`` (process groups), ``agree`` (on what is done), ``move`` (state),
     ``redistribute`` (missing micro-batches computed and reduced) and ``first_step``."""

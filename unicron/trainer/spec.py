@@ -17,8 +17,8 @@ from unicron.gradients.precision import Precision
 from unicron.protocol import environment
 from unicron.snapshot.interval import Every
 
-OWN_LOOP, MEGATRON_LM = "unicron", "megatron-lm"
-"""Whose loop a script runs: one on this library, or Megatron-LM's ``pretrain``."""
+OWN_LOOP, MEGATRON_LM, RESTART = "unicron", "megatron-lm", "restart"
+"""Whose loop a script runs: one on this library, Megatron-LM's ``pretrain``, or another, which restarts whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

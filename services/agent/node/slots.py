@@ -290,6 +290,17 @@ class Node:
                 process.steps_timed += 1
                 process.steps_done += 1
             process.recent.add(step_report(message), at_s)
+        elif message.phase == "script":
+            self._script_progress(process, message)
+
+    def _script_progress(self, process: Process, message: messages.Progress) -> None:
+        """Note what a script that restarts whole says of its steps; it says so of some of them."""
+        if message.step > process.step and message.duration_s is not None and 0.0 <= message.duration_s <= MAX_SECONDS:
+            process.step_s = message.duration_s
+            process.steps_timed += 1
+        process.steps_done += max(0, message.step - process.step)
+        process.step = message.step
+        process.loss = message.loss if message.loss is not None else process.loss
 
     def _raised(self, process: Process, message: messages.Raised, now: datetime) -> Signal:
         generation = max(message.generation, process.generation)

@@ -54,6 +54,7 @@ SOURCES = {
     "peer-memory": "read a copy in another node's memory",
     "checkpoint": "read the checkpoint",
     "initial": "began from the initial state",
+    "script": "started the script again, which goes on from its own checkpoint",
 }
 """Source of a member's state -> what the member did; the nearest source first (``unicron.state.transfer``)."""
 

@@ -72,12 +72,13 @@ class Incidents:
 
         A refusal (an error that shows that the task cannot run as specified) ends a task that has never trained, and so
         does a rank that is not what the others are: it is not known which of them is meant. A task that has trained can
-        run: then the fault lies with this worker, and is answered like any exception.
+        run: then the fault lies with this worker, and is answered like any exception. A script that restarts whole
+        refuses only at its first start: whether it trains by then, nobody else knows.
         """
         if raised.cause == "communication":
             self._suspect(task, raised)
         elif task.accepts(raised.worker, raised.generation):
-            if raised.cause in ("refused", "differs") and not task.has_trained:
+            if raised.cause in ("refused", "differs") and (task.restarts_whole or not task.has_trained):
                 self.decision.add(self.state, faults.refusal(task, raised, now=self.now))
             elif script_ends.is_failure(raised):
                 self.decision.add(self.state, script_ends.failed(task, raised, self.now))

@@ -70,8 +70,8 @@ def _of_step(
     cold: bool = True,
 ) -> Stall | None:
     """Return the stall, after a part of its limit, of members that train: of all, or of those that are heard."""
-    if any(status.phase == "tail" for status in own.values()):
-        return None  # their scripts have a limit of their own (``script_ends.py``)
+    if any(status.phase in stalls.UNLIMITED for status in own.values()):
+        return None
     return stalls.find(
         own,
         mean_s=task.mean_step_s(),
@@ -210,7 +210,7 @@ def _deaf_to_hold(
     waits = _in_collective(state, task)
     late: dict[str, tuple[float, HangLimit]] = {}  # worker -> for how long it has not heeded the request, and its limit
     for worker, status in statuses.items():
-        if status.phase in ("checkpoint", "waiting") or (status.phase == "setup" and task.setup_s is None):
+        if status.phase in ("checkpoint", "waiting", "script") or (status.phase == "setup" and task.setup_s is None):
             continue
         limit, first = _limit_to_leave(task, status, step_limit, limits)
         works = worker not in waits and stalls.may_work(status, first=first)
@@ -272,6 +272,8 @@ def _of_stage(
     own = {w: statuses[w] for w in workers if w in statuses and statuses[w].generation == newest}
     # A task that has stopped has no members, while heartbeats from before still have its ranks.
     if not workers or len(own) < len(workers) or any(s.state != "training" for s in own.values()):
+        return None
+    if any(status.phase in stalls.UNLIMITED for status in own.values()):
         return None
     return stalls.find(
         own,

@@ -21,8 +21,12 @@ from shared.messages.signals import WorkerStatus
 STOPPED = ("T", "t")
 """The kernel's letters for a process that was stopped, by a signal or by a debugger (proc(5))."""
 
-SLOW_PHASES = frozenset({"setup", "checkpoint", "waiting", "aside", "tail"})
+SLOW_PHASES = frozenset({"setup", "checkpoint", "waiting", "aside", "tail", "script"})
 """Phases that may take much longer than a step."""
+
+UNLIMITED = frozenset({"tail", "script"})
+"""Phases of which a rank reports nothing that a limit could be measured by: it runs code that does not use the library.
+The part of a script behind the last step has a limit of its own (``script_ends.py``)."""
 
 SETUP_FACTOR = 5.0
 """Joining a generation may take this many times the longest time before, for the reasons of ``FIRST_STEP_FACTOR``."""

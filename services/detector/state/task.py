@@ -66,6 +66,7 @@ class MonitoredTask:
         members: worker -> member of that stage.
         layout: of that stage.
         has_trained: whether any stage has resumed since the task was submitted.
+        restarts_whole: from its specification.
         plan: id of the newest plan that changes the task.
         cause: the error that this plan answers; None if it answers another kind of event.
         change: the part of that plan that is still to be done; None if nothing is.
@@ -120,6 +121,7 @@ class MonitoredTask:
     members: dict[str, Member] = field(default_factory=dict)
     layout: Layout | None = None
     has_trained: bool = False
+    restarts_whole: bool = False
     plan: str | None = None
     cause: KnownError | None = None
     change: TaskChange | None = None

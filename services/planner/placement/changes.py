@@ -23,7 +23,7 @@ from services.planner.state.usable_nodes import usable_workers
 from services.planner.throughput.tables import layout_of
 from shared.events.plans import Layout, Member, Stage, TaskChange
 
-Source = Literal["live", "take", "checkpoint", "initial"]
+Source = Literal["live", "take", "checkpoint", "initial", "script"]
 """Where a member has its state from when a stage starts; see ``Member``."""
 
 
@@ -39,6 +39,8 @@ def move(state: State, task: Task, workers: Sequence[str], reason: str) -> TaskC
     task.
     """
     layout = layout_of(state, task, len(workers))
+    if task.spec.restarts_whole:
+        return _move_from_storage(state, task, workers, layout, reason)
     complete = _covers(task, set(workers))
     if complete or _is_copied(task, set(workers)):
         return _move_live(state, task, workers, layout, reason, complete=complete)
@@ -70,8 +72,11 @@ def _place(layout: Layout, rank: int) -> tuple[int, int]:
 
 
 def keeps_state(task: Task, staying: Collection[str]) -> bool:
-    """Return whether those of ``staying`` have the whole state of the newest step in their memory."""
-    return _covers(task, staying)
+    """Return whether those of ``staying`` have the whole state of the newest step in their memory.
+
+    Nothing is lost with a worker of a script that restarts whole: the state that counts is in the script's storage.
+    """
+    return task.spec.restarts_whole or _covers(task, staying)
 
 
 def _covers(task: Task, staying: Collection[str]) -> bool:
@@ -162,12 +167,12 @@ def _same_split(one: Layout, other: Layout) -> bool:
 def _move_from_storage(state: State, task: Task, workers: Sequence[str], layout: Layout, reason: str) -> TaskChange:
     """Return the change in which all members read the newest checkpoint, or begin anew without one.
 
-    Processes that are known to run are kept where the model or the optimizer is divided. A data-parallel task with
-    whole replicas comes here only if none of them stays.
+    Processes that are known to run are kept where the model or the optimizer is divided, and where they end a script
+    and start it again. A data-parallel task with whole replicas comes here only if none of them stays.
     """
     divided = max(task.replica_size, layout.tensor * layout.pipeline) > 1 or task.spec.parallel.distributed_optimizer
-    kept = task.live_owners if divided and not task.has_trained else ()
-    source: Source = "checkpoint" if task.checkpoint else "initial"
+    kept = task.live_owners if (divided or task.spec.restarts_whole) and not task.has_trained else ()
+    source: Source = "script" if task.spec.restarts_whole else "checkpoint" if task.checkpoint else "initial"
     failed = _failed(state, task, kept)
     return TaskChange(
         task=task.name,
@@ -206,7 +211,12 @@ def leave(state: State, task: Task, action: Literal["stop", "pause"], reason: st
 
 
 def can_save(task: Task) -> bool:
-    """Return whether the live processes of the task can still write a checkpoint of the step they are in."""
+    """Return whether the live processes of the task can still write a checkpoint of the step they are in.
+
+    A script that restarts whole may write one when it is asked to end, if no fault has ended it.
+    """
+    if task.spec.restarts_whole:
+        return bool(task.live_owners) and not disturbed(task)
     return _covers(task, set(task.live_owners)) or (_is_copied(task, set(task.live_owners)) and _are_replicas(task))
 
 

@@ -83,7 +83,7 @@ def is_live(state: State, task: Task) -> bool:
     If so, all workers that are planned for the task and not lost count as staying: those that join now will soon have
     the state too.
     """
-    if not task.members or not task.live_owners:
+    if not task.members or not task.live_owners or task.spec.restarts_whole:
         return False
     if task.replica_size > 1 and not _has_copies(state, task):
         return False  # a fault may have hit all replicas

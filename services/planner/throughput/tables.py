@@ -16,6 +16,7 @@ from services.planner.state.cluster import HardwareLayout, State, Task, node_of
 from services.planner.throughput.corrections import correction, exponent_of
 from services.planner.throughput.model import (
     RATED_STACK,
+    assumed_flop_per_s,
     expected_kind,
     flop_per_step,
     hardware_of,
@@ -237,6 +238,8 @@ def _made(
 
 def _choice(spec: TaskSpec, hardware: Hardware, most: int) -> _Choice:
     """Return the layouts that the specification allows on up to ``most`` workers."""
+    if spec.restarts_whole:
+        return _alone(spec, hardware, most)
     shape, pins = Shape.of(spec.model), pins_of(spec)
     limit = MAX_TENSOR if spec.script is None and pins.tensor is None else most
     if hardware.stack == RATED_STACK and pins.tensor is not None and pins.pipeline is not None:
@@ -249,6 +252,16 @@ def _choice(spec: TaskSpec, hardware: Hardware, most: int) -> _Choice:
         if found.of:
             return found
     return _sorted(shape, spec.batch.global_, most, hardware, pins, spec.workers.min, limit)
+
+
+def _alone(spec: TaskSpec, hardware: Hardware, most: int) -> _Choice:
+    """Return the one choice of a script that divides its work itself: all of its workers, in a layout of its own."""
+    workers = spec.workers.min
+    if workers > most:
+        return _Choice({}, {})
+    config = ParallelConfig(tensor=1, pipeline=1, data=workers, micro_batch=spec.batch.micro)
+    timed = Timed(config, flop_per_step(spec) / (workers * assumed_flop_per_s(hardware)))
+    return _Choice({workers: [timed]}, {config.sizes: timed})
 
 
 @lru_cache(maxsize=512)  # a table is made anew after a measurement, from the same layouts
