@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from unicron_client.answers import step_of
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -37,8 +39,8 @@ def progress_bar(what: str) -> Iterator[Callable[[float], None]]:
 
 
 @contextmanager
-def step_bar(what: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar of steps; yields what is called with words, the steps that are done, and all steps."""
+def step_bar(what: str) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Show a bar of steps; yields what is called with words, the steps done, and all steps where that is known."""
     with _shown(what) as bar:
         yield lambda words, done, total: bar.update(description=words, completed=done, total=total)
 
@@ -102,7 +104,7 @@ def _shown(what: str, *, share: bool = False) -> Iterator[_Bar]:
 
 def remaining_s(task: dict[str, Any]) -> float | None:
     """Return the seconds that a task still trains if its steps take as long as of late; None while nobody can say."""
-    if task["state"] not in _TRAINS or not task["step_s"]:
+    if task["state"] not in _TRAINS or not task["step_s"] or task["steps"] is None:
         return None
     return float((task["steps"] - task["step"]) * task["step_s"])
 
@@ -132,4 +134,4 @@ def task_bar(name: str) -> Iterator[Callable[[dict[str, Any]], None]]:
 def words(task: dict[str, Any]) -> str:
     """Return a task's state, steps and remaining time in a few words."""
     left = eta(task)
-    return f"{task['name']}: {task['state']}, step {task['step']}/{task['steps']}{f', {left} left' if left else ''}"
+    return f"{task['name']}: {task['state']}, step {step_of(task, '/')}{f', {left} left' if left else ''}"

@@ -80,3 +80,15 @@ def typed(kind: type[M], value: object) -> M:
             f"the server's answer is no {kind.__name__} that this version knows ({places}); "
             "client and server have to be of one version"
         ) from err
+
+
+def step_of(task: Record, of: str = " of ") -> str:
+    """Return the step of a task, and of how many, where that is known: some scripts alone know when they end.
+
+    Args:
+        task: the task, as the interface has it.
+        of: what stands between the two numbers.
+    """
+    if task["steps"] is None:
+        return str(task["step"]) if task["step"] else "unknown"
+    return f"{task['step']}{of}{task['steps']}"

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from shared.errors import AnswerLost, NotFound, UnicronError
-from unicron_client.answers import Record, moment, order, server_sent, task_path, typed
+from unicron_client.answers import Record, moment, order, server_sent, step_of, task_path, typed
 from unicron_client.operations import Operations
 from unicron_client.output import MissingOutput, OutputLine, output
 from unicron_client.transport import Params
@@ -162,7 +162,7 @@ class Client(Operations):
 
         def instead() -> str:
             reason = f" ({last['reason']})" if last["reason"] else ""
-            return f"it is {last['state']} at step {last['step']} of {last['steps']}{reason}"
+            return f"it is {last['state']} at step {step_of(last)}{reason}"
 
         return until(_wanted(name, states), reached, timeout_s, poll_s=poll_s, instead=instead)
 

@@ -8,6 +8,7 @@ import typer
 
 from cli.options import Format, Output, Server
 from cli.output import print_json, print_table, printable
+from unicron_client.answers import step_of
 
 
 def ps(
@@ -35,7 +36,7 @@ def ps(
         (
             task["name"],
             task["state"],
-            f"{task['step']}/{task['steps']}",
+            step_of(task, "/"),
             eta(task),
             task["workers"],
             task["weight"],

@@ -15,6 +15,7 @@ from cli.incidents.incident_show import kind_of, state_of
 from cli.output import SHORT_ID, cropped, number, text, too_wide
 from cli.progress import duration, eta
 from cli.tasks.notable import notable
+from unicron_client.answers import step_of
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -125,7 +126,7 @@ def _tasks(tasks: Sequence[Record]) -> _Section:
         (
             task["name"],
             task["state"],
-            f"{task['step']}/{task['steps']}",
+            step_of(task, "/"),
             eta(task),
             task["loss"],
             task["throughput_flop_per_s"] or None,

@@ -22,5 +22,7 @@ def resume(task: TaskName, server: Server = None, output: Output = Format.TEXT) 
     if output is Format.JSON:
         print_json(answer)
     else:
-        or_newer = ", or from a newer copy in memory" if answer["copies_kept"] else ""
-        print(f"{answer['name']}: {answer['state']}, goes on from step {answer['step']}{or_newer}")
+        where = f"step {answer['step']}{', or from a newer copy in memory' if answer['copies_kept'] else ''}"
+        if answer["spec"].get("loop") == "restart":
+            where = "the script's own checkpoint"
+        print(f"{answer['name']}: {answer['state']}, goes on from {where}")

@@ -9,6 +9,7 @@ import typer
 
 from cli.options import Format, Output, Server, TaskName
 from cli.output import clock, number, print_fields, print_json, print_table
+from unicron_client.answers import step_of
 
 if TYPE_CHECKING:
     from cli.client import Client
@@ -40,6 +41,13 @@ def _copies(shown: dict[str, Any]) -> str | None:
     text = f"every {every} steps{chosen}" if every > 1 else f"every step{chosen}" if every else "none"
     replicated = "; another replica, in another failure domain, has the state too"
     return f"{text}{replicated}" if shown["replicated"] else text
+
+
+def _layout(shown: dict[str, Any]) -> str:
+    """Return how the task divides its work, in words; how a script does that restarts whole, only it knows."""
+    if shown["spec"].get("loop") == "restart":
+        return "the script's own"
+    return ", ".join(f"{name} {size}" for name, size in (shown["layout"] or {}).items())
 
 
 def _kept(kept: dict[str, int]) -> str:
@@ -94,7 +102,6 @@ def show(
         newest = {"task": shown["name"], "order": "newest", "limit": _INCIDENTS + 1}
         incidents = [found["id"] for found in client.get("/v1/incidents", newest)["items"]]
         hang_limits = _hang_limits(client, shown)
-    layout = shown["layout"] or {}
     limits = shown["spec"]["workers"]
     print_fields(
         [
@@ -106,10 +113,10 @@ def show(
             ("min_workers", limits["min"]),
             ("max_workers", "any" if limits["max"] is None else limits["max"]),
             *((name, shown[name]) for name in ("generation", "loss", "step_s")),
-            ("step", f"{shown['step']} of {shown['steps']}"),
+            ("step", step_of(shown)),
             ("eta", eta(shown)),
             ("plan", shown["plan"]),
-            ("layout", ", ".join(f"{name} {size}" for name, size in layout.items())),
+            ("layout", _layout(shown)),
             ("throughput_flop_per_s", shown["throughput_flop_per_s"]),
             ("waf_flop_per_s", shown["waf_flop_per_s"]),
             ("checkpoint", shown["checkpoint"]),
@@ -135,8 +142,23 @@ def show(
         columns = ("rank", "worker", "node", "pid", "state")
         rows = ([rank[name] for name in columns] for rank in shown["ranks"])
         print_table([name.upper() for name in columns], rows)
+    _print_settings(shown["spec"])
     if shown["traceback"]:
         print(f"\n{shown['traceback']}")
+
+
+def _print_settings(spec: dict[str, Any]) -> None:
+    """Print why a task restarts whole, argument by argument, and what is switched off in one that need not."""
+    from shared.launch.settings import findings_of_task
+
+    loop = spec.get("loop", "unicron")
+    found = findings_of_task(loop, spec.get("arguments", []))
+    if loop == "restart":
+        why = "for these settings" if found else "since its loop is its own: docs/launching.md has what to write instead"
+        print(f"\na fault ends its script on all workers, and starts it again from its own checkpoint, {why}")
+    if found:
+        rows = [[one.argument, one.what.value, one.why, one.instead.partition("\n")[0]] for one in found]
+        print_table(("SETTING", "EFFECT", "WHY", "INSTEAD"), rows)
 
 
 def _print_attempts(page: dict[str, Any], output: Format) -> None:

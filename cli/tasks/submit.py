@@ -10,6 +10,7 @@ import typer
 
 from cli.options import Format, Output, Server
 from cli.output import clock, print_json
+from unicron_client.answers import step_of
 
 
 def submit(
@@ -47,7 +48,7 @@ def submit(
             with task_bar(task["name"]) as seen:
                 task = wait_for_end(server, task["name"], seen)
             if output is not Format.JSON:
-                print(f"{task['name']}: {task['state']} at step {task['step']} of {task['steps']}; {task['reason']}")
+                print(f"{task['name']}: {task['state']} at step {step_of(task)}; {task['reason']}")
     if output is Format.JSON:
         print_json(task)
     if wait and task["state"] != "succeeded":
@@ -56,5 +57,5 @@ def submit(
 
 def _repeated(task: dict[str, Any]) -> str:
     """Return what is said of a submission whose key has submitted the task before."""
-    when, now = clock(task["submitted_at"]), f"{task['state']}, step {task['step']} of {task['steps']}"
+    when, now = clock(task["submitted_at"]), f"{task['state']}, step {step_of(task)}"
     return f"{task['name']}: already submitted at {when} UTC with this key; nothing new was started ({now})"

@@ -9,6 +9,7 @@ import typer
 
 from cli.options import Format, Output, Server, TaskName
 from cli.output import print_json
+from unicron_client.answers import step_of
 
 
 class For(StrEnum):
@@ -47,6 +48,6 @@ def wait(
         print_json(found)
     else:
         reason = f"; {found['reason']}" if found["reason"] else ""
-        print(f"{found['name']}: {found['state']} at step {found['step']} of {found['steps']}{reason}")
+        print(f"{found['name']}: {found['state']} at step {step_of(found)}{reason}")
     if found["state"] not in wanted:
         raise typer.Exit(1)

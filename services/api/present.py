@@ -56,7 +56,7 @@ def task(view: TaskView, live: LiveState) -> Task:
         state=view.state,
         reason=view.reason or waits_for_storage(view, live) or _script_goes_on(view),
         step=min(step, view.spec.steps),
-        steps=view.spec.steps,
+        steps=view.spec.steps if view.spec.steps_known else None,
         weight=view.spec.weight,
         workers=0 if ended else len(view.members),
         layout=view.layout,

@@ -98,7 +98,7 @@ class Task(BaseModel):
     state: TaskState
     reason: str
     step: int
-    steps: int
+    steps: int | None
     weight: float
     workers: int
     layout: Layout | None

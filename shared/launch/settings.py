@@ -6,9 +6,11 @@ is said of arguments, before anything starts. A test compares the two where they
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
+
+from shared.launch.arguments import read_arguments
 
 
 class Effect(StrEnum):
@@ -159,6 +161,19 @@ def findings(values: Mapping[str, Any], options: Mapping[str, str]) -> list[Find
             option = options.get(setting.dest, "--" + setting.dest.replace("_", "-"))
             found.append(Finding(option, value, setting.effect, setting.why, setting.instead))
     return found + _wrong_restarts(values, options)
+
+
+def findings_of_task(loop: str, arguments: Sequence[str]) -> list[Finding]:
+    """Return why a submitted task restarts whole, or what is switched off in it, as its arguments show.
+
+    Args:
+        loop: of its specification.
+        arguments: of its script.
+    """
+    read = read_arguments(arguments)
+    if loop == "unicron" or (loop == "restart" and "num_layers" not in read.values):
+        return []
+    return [one for one in findings(read.values, read.options) if loop == "restart" or one.what is Effect.OFF]
 
 
 def _wrong_restarts(values: Mapping[str, Any], options: Mapping[str, str]) -> list[Finding]:

@@ -157,10 +157,12 @@ def _stopped_reason(task: TaskView, event: TaskStopped) -> str:
             else "nothing is saved"
         )
         return f"ended at once as asked: {left}"
-    if step == 0:
+    if step == 0 and not task.spec.restarts_whole:
         return "stopped as asked, before its first step"
     if step == saved_step:
         return f"stopped as asked, saved at step {saved_step}"
+    if task.spec.restarts_whole:
+        return "stopped as asked; what is saved, its script knows"
     saved = f"the newest checkpoint is of step {saved_step}" if saved_step else "there is no checkpoint"
     return f"stopped as asked, not saved: {saved}, and {step - saved_step} steps are lost"
 
@@ -187,7 +189,8 @@ def ended(views: Views, recorded: Recorded, event: TaskStopped | TaskFinished | 
         case TaskFinished():
             result = _result(task, event)
             loss = task.loss if event.loss is None else event.loss
-            changes |= {"state": TaskState.SUCCEEDED, "reason": "all steps done", "result": result, "loss": loss}
+            done = "all steps done" if task.spec.steps_known else "its script has ended"
+            changes |= {"state": TaskState.SUCCEEDED, "reason": done, "result": result, "loss": loss}
         case TaskFailed():
             changes |= {"state": TaskState.FAILED, "reason": event.reason, "traceback": event.traceback}
     change_impact(views, task.training_plan, event.task, until=event.occurred_at)

@@ -74,6 +74,8 @@ async def find_result(task: TaskView, sources: Sequence[FileSource], state: str)
     """
     if task.result is None or task.state is not TaskState.SUCCEEDED:
         raise NotFound(f"task {task.name!r} has no result: it {IS[task.state]}", state=task.state.value)
+    if task.spec.restarts_whole:
+        raise NotFound(f"task {task.name!r} has none but what its script has written: it restarts whole")
     request = DescribeResult(task=task.name, generation=task.result.generation)
     silent = ""
     for source in sources:

@@ -54,7 +54,8 @@ function shown({ task, hit }) {
 }
 
 function cells(task) {
-  const step = `${task.step.toLocaleString("en")} / ${task.steps.toLocaleString("en")}`;
+  const of = task.steps === null ? "" : ` / ${task.steps.toLocaleString("en")}`;
+  const step = task.steps === null && task.step === 0 ? "–" : `${task.step.toLocaleString("en")}${of}`;
   return [
     step,
     task.loss === null ? "–" : task.loss.toPrecision(4),
@@ -69,7 +70,7 @@ function cells(task) {
 function left(task) {
   if (ENDED.has(task.state)) return task.ended_at ? `ended ${clock(task.ended_at)}` : "–";
   if (WAITS.has(task.state) || task.workers === 0) return "waits";
-  return duration(task.step_s ? (task.steps - task.step) * task.step_s : null);
+  return duration(task.step_s && task.steps !== null ? (task.steps - task.step) * task.step_s : null);
 }
 
 function troubles(task) {
