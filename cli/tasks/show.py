@@ -154,7 +154,9 @@ def _print_settings(spec: dict[str, Any]) -> None:
     loop = spec.get("loop", "unicron")
     found = findings_of_task(loop, spec.get("arguments", []))
     if loop == "restart":
-        why = "for these settings" if found else "since its loop is its own: docs/launching.md has what to write instead"
+        why = (
+            "for these settings" if found else "since its loop is its own: docs/launching.md has what to write instead"
+        )
         print(f"\na fault ends its script on all workers, and starts it again from its own checkpoint, {why}")
     if found:
         rows = [[one.argument, one.what.value, one.why, one.instead.partition("\n")[0]] for one in found]

@@ -247,6 +247,12 @@ class TaskSpec(Model):
     """Whose training loop the script runs: one on the library, or Megatron-LM's ``pretrain``; ``restart``: any other. A
     fault of a script of that kind ends it on all workers, and it starts again from its own checkpoint."""
 
+    python: Annotated[str, Field(max_length=4096, pattern=r"^/[^\x00]*$")] | None = Field(
+        default=None, exclude_if=lambda python: python is None
+    )
+    """The interpreter of a script that restarts whole, on all nodes the same; None: the node agent's own. Nothing of
+    this project need be installed there."""
+
     @property
     def restarts_whole(self) -> bool:
         """Whether a fault ends the script on all workers. Only the script knows how it divides its work over them."""
@@ -317,6 +323,10 @@ class TaskSpec(Model):
         path = "" if self.script is None else self.script.removesuffix(".py").removesuffix("/__main__")
         yield self.script is not None or not self.arguments, "arguments: only beside script"
         yield self.script is not None or self.loop == "unicron", "loop: only beside script"
+        yield (
+            self.restarts_whole or self.python is None,
+            "python: only for loop restart; a script with another loop runs in the node agent's own interpreter",
+        )
         yield (
             self.module is None or f"/{path}".endswith("/" + self.module.replace(".", "/")),
             f"module: script must be its file, {(self.module or '').replace('.', '/')}.py or its __main__.py",

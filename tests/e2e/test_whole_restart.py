@@ -159,8 +159,12 @@ def test_a_killed_process_restarts_the_script_from_its_own_checkpoint(client: Cl
 def test_a_bug_of_the_script_ends_the_task_with_its_error(client: Client, tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "raises")
     (folder / "raises").touch()
-    client.submit(task(tmp_path, folder, max_restarts=1))
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ntouch "{folder}/interpreted"\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    client.submit(task(tmp_path, folder, max_restarts=1, python=str(python)))
     failed = client.until_state("raises", "failed")
+    assert (folder / "interpreted").exists()
     assert failed["reason"].endswith("happened 2 times; max_restarts is 1: ValueError: a fault of the script")
     assert "a fault of the script" in failed["traceback"]
     assert scripts_of(folder) == []
@@ -175,6 +179,13 @@ def test_a_module_that_is_missing_refuses_the_task_at_once(client: Client, tmp_p
     failed = client.until_state("missing", "failed")
     assert "cannot run it: ModuleNotFoundError: No module named 'apex_of_a_mountain'" in failed["reason"]
     assert client.incidents("missing") == []
+
+
+def test_an_interpreter_that_is_missing_refuses_the_task_at_once(client: Client, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "interpreter")
+    client.submit(task(tmp_path, folder, python="/opt/none/bin/python"))
+    failed = client.until_state("interpreter", "failed")
+    assert "python: /opt/none/bin/python is no program on this node" in failed["reason"]
 
 
 def test_a_stop_lets_the_script_save_and_resume_goes_on_from_there(client: Client, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from shared.planning.performance import profile
 from shared.tasks.specification import UNKNOWN_STEPS, TaskSpec, parse_spec
 from tests.planner.kit import World, change_of, sources, workers
 
+SMALL = {"layers": 2, "hidden": 32, "heads": 4, "sequence_length": 32}
 SCRIPT = {"name": "a", "script": "train.py", "loop": "restart"}
 
 
@@ -41,6 +42,14 @@ def test_the_number_of_workers_is_fixed() -> None:
         spec(workers={"min": 2, "max": 3})
     with pytest.raises(InvalidInput, match="workers: min and max must be equal for loop restart"):
         parse_spec(SCRIPT)
+
+
+def test_only_such_a_script_may_have_an_interpreter_of_its_own() -> None:
+    assert spec(python="/opt/train/bin/python").python == "/opt/train/bin/python"
+    with pytest.raises(InvalidInput, match="python: only for loop restart"):
+        spec(loop="megatron-lm", workers={}, batch={"global": 4}, steps=4, data="d", model=SMALL, python="/bin/python")
+    with pytest.raises(InvalidInput, match="python"):
+        spec(python="bin/python")
 
 
 def test_a_layout_that_the_library_could_not_train_is_the_scripts_own_matter() -> None:

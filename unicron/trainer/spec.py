@@ -82,7 +82,9 @@ class Spec:
     module: str = ""
     """The module that the script is the file of; empty: it is run as a file."""
     loop: str = OWN_LOOP
-    """Whose loop the script runs: ``OWN_LOOP`` or ``MEGATRON_LM``."""
+    """Whose loop the script runs: ``OWN_LOOP``, ``MEGATRON_LM`` or ``RESTART``."""
+    python: str = ""
+    """The interpreter of a script that restarts whole; empty: this process's own."""
 
     @property
     def micro_batches(self) -> int:
@@ -170,6 +172,7 @@ def parse(data: Mapping[str, Any]) -> Spec:
             arguments=tuple(map(str, data.get("arguments") or ())),
             module=str(data.get("module") or ""),
             loop=str(data.get("loop") or OWN_LOOP),
+            python=str(data.get("python") or ""),
         )
     except (KeyError, TypeError, ValueError) as err:
         raise InvalidSpec(f"task specification: {type(err).__name__}: {err}") from err

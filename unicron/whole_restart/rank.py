@@ -12,6 +12,7 @@ import faulthandler
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import sys
@@ -21,6 +22,7 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from unicron import device
+from unicron.errors import InvalidSpec
 from unicron.link import agent_link, reporting
 from unicron.link.agent_link import DRAIN, NOTHING, AgentLink
 from unicron.link.torchrun import standalone_generation, variables_of
@@ -59,8 +61,11 @@ def run(task: Spec) -> NoReturn:
     """Run a task's script through all generations of this process, which then ends.
 
     Raises:
+        InvalidSpec: its interpreter is not on this node.
         OSError: the agent cannot be reached, or the script cannot be started.
     """
+    if task.python and shutil.which(task.python) is None:
+        raise InvalidSpec(f"python: {task.python} is no program on this node")
     _Rank(agent_link.from_environment(standalone_generation("")), task).run()
 
 
@@ -195,7 +200,7 @@ def _inject(message: Inject) -> None:
 
 def _command(task: Spec) -> list[str]:
     target = ["-m", task.module] if task.module else [task.script]
-    return [sys.executable, "-u", *target, *task.arguments]  # -u: its lines come when it prints them
+    return [task.python or sys.executable, "-u", *target, *task.arguments]  # -u: its lines come when it prints them
 
 
 def _variables(task: Spec, configure: Configure) -> dict[str, str]:

@@ -50,6 +50,8 @@ def _paths(spec: TaskSpec) -> Iterator[tuple[str, str]]:
     yield "data", spec.data
     if spec.script is not None:
         yield "script", spec.script
+    if spec.python is not None:
+        yield "python", spec.python
     place = spec.checkpoint
     if place.directory is not None:
         yield "checkpoint.directory", place.directory
