@@ -23,8 +23,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "demo": ("cli.demo.verb", "Run the demonstration: two tasks, several faults, and the proof that both healed."),
     "submit": ("cli.tasks.submit", "Submit a task."),
     "run": (
-        "cli.tasks.run",
-        "Check what stood behind torchrun: whether its task is healed inside the step, or by whole restarts.",
+        "cli.launch.run",
+        "Run what stood behind torchrun, and heal it; with --check, say only how it would be healed.",
     ),
     "top": ("cli.glance.top", "Watch the cluster: workers, WAF, tasks, open incidents and the last plans; q ends."),
     "status": (

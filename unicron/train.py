@@ -139,6 +139,18 @@ def run_script(script: str, arguments: Sequence[str] = (), *, module: str = "", 
         runpy.run_path(str(path), run_name="__main__")
 
 
+def enter_directory() -> None:
+    """Work in the folder, and find modules in those, that the task's environment names.
+
+    Raises:
+        OSError: there is no such folder on this node.
+    """
+    if folder := environment.text(environment.WORKING_DIRECTORY):
+        os.chdir(folder)
+    folders = (os.path.abspath(part) for part in environment.text(environment.SEARCH_PATH).split(os.pathsep) if part)
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
+
+
 def imports() -> None:
     """Import the modules that take seconds to import, in a process that forks training processes."""
     import megatron.core.datasets.gpt_dataset
@@ -171,6 +183,7 @@ def child() -> int:
 
             rank.run(task)
         if task.script:
+            enter_directory()
             run_script(task.script, task.arguments, module=task.module, loop=task.loop)
         else:
             train(path)

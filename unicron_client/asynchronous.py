@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,6 +20,7 @@ from unicron_client.transport import (
     content,
     credentials,
     given,
+    raise_problem,
     transport_errors,
 )
 
@@ -69,6 +72,19 @@ class AsyncConnection:
         with transport_errors(self.server):
             response = await self._http.request(method, path, **arguments)
         return content(response)
+
+    @contextlib.asynccontextmanager
+    async def lines(self, path: str, params: Params | None = None, *, accept: str) -> AsyncIterator[AsyncIterator[str]]:
+        """Open a stream that may never end; give its lines."""
+        timeout, headers = httpx.Timeout(TIMEOUT_S, read=None), {"Accept": accept}
+        with transport_errors(self.server):
+            async with self._http.stream(
+                "GET", path, params=given(params), headers=headers, timeout=timeout
+            ) as response:
+                if response.is_error:
+                    await response.aread()
+                raise_problem(response)
+                yield response.aiter_lines()
 
     async def items(self, path: str) -> list[dict[str, Any]]:
         """Return a whole list."""

@@ -56,11 +56,15 @@ class Division:
     said: str = ""
 
 
-def found() -> Devices:
-    """Ask the driver which devices this process may use; none if the setting ``hardware`` is ``cpu``."""
+def found(visible: str | None = None) -> Devices:
+    """Ask the driver which devices this process may use; none if the setting ``hardware`` is ``cpu``.
+
+    Args:
+        visible: ``CUDA_VISIBLE_DEVICES``; None: that of this process.
+    """
     if read_settings().hardware == CPU:
         return Devices(problem="UNICRON_HARDWARE is cpu")
-    return hardware.devices(os.environ.get(VISIBLE_VARIABLE))
+    return hardware.devices(os.environ.get(VISIBLE_VARIABLE) if visible is None else visible)
 
 
 def divide(

@@ -45,6 +45,12 @@ ORPHAN_GRACE_S = "UNICRON_ORPHAN_GRACE_S"
 DATA_DIRECTORY = "UNICRON_DATA_DIRECTORY"
 """Where text is tokenised to and dataset indices are kept; default: ``data`` beside the specification."""
 
+WORKING_DIRECTORY = "UNICRON_WORKING_DIRECTORY"
+"""Where a script runs: the folder in which ``unicron run`` was called. Without it: that of the node agent."""
+
+SEARCH_PATH = "PYTHONPATH"
+"""Python's own. A process that is forked has started before the task's value of it is known."""
+
 JOIN_TIMEOUT_S = "UNICRON_JOIN_TIMEOUT_S"
 """How long the members of a generation wait for one another when it begins."""
 

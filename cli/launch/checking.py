@@ -1,0 +1,111 @@
+"""The check of a command line: what the verb asks the machine for, and what it prints of the verdict."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from shared.launch.check import Check
+    from shared.launch.command import Launch
+    from shared.launch.script import Script
+
+SENTENCES = {
+    "unchanged": "runs as it is, and is healed inside the step",
+    "speed-off": "is healed inside the step, without what only concerns speed",
+    "restart": "runs, and is healed by whole restarts from its own checkpoint",
+    "refused": "would train wrongly or show a secret, and is refused",
+}
+"""Verdict -> what is said of the task."""
+
+
+class Checked(NamedTuple):
+    """A command line, its script, and the verdict on it. ``path``: the script's file; None: it is not here."""
+
+    launch: Launch
+    script: Script
+    check: Check
+    path: Path | None
+
+    @property
+    def name(self) -> str:
+        """What the command line names: the script or the module."""
+        return self.launch.script or self.launch.module
+
+
+def checked(command: list[str]) -> Checked:
+    """Return the verdict on a command line.
+
+    Raises:
+        InvalidInput: it starts no script.
+    """
+    from cli.launch.own_parser import is_here, own_arguments
+    from shared.launch.arguments import read_arguments
+    from shared.launch.check import check
+    from shared.launch.command import parse_command
+    from shared.launch.script import Loop, read_script
+
+    launch = parse_command(command)
+    path = launch.environment.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
+    folders = [Path.cwd(), *(Path(part) for part in path.split(os.pathsep) if part)]
+    script = read_script(launch.script, launch.module, folders, installed_core)
+    own = None
+    if script.loop is Loop.MEGATRON_LM and is_here(script, [*folders, *map(Path, sys.path)]):
+        own = own_arguments(launch, script, os.environ)
+    found = check(launch, script, own or read_arguments(launch.arguments), own_parser=own is not None)
+    return Checked(launch, script, found, script.path or _program(launch.script))
+
+
+def installed_core() -> str:
+    """Return the version of megatron-core that is installed beside this command; empty: none is."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("megatron-core")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _program(name: str) -> Path | None:
+    """Return the file of a program that pip has installed, which is a Python script; None: it is none."""
+    found = shutil.which(name) if name and "/" not in name else None
+    if found is None:
+        return None
+    with open(found, "rb") as file:
+        first = file.readline(256)
+    return Path(found) if first.startswith(b"#!") and b"python" in first else None
+
+
+def show(found: Checked) -> None:
+    """Print a verdict as text."""
+    from cli.output import print_table
+
+    verdict = found.check.verdict.value
+    print(f"{found.name}: {verdict}: it {SENTENCES[verdict]}")
+    if found.check.findings:
+        rows = [
+            [f.argument, f.what.value, f"{f.why}. Instead: {f.instead.partition(chr(10))[0]}"]
+            for f in found.check.findings
+        ]
+        print_table(("argument", "effect", "why"), rows)
+    if found.check.task["loop"] == "other":
+        from shared.launch.check import LINES
+
+        print(f"\nIn a few lines it would heal inside the step:\n\n{LINES}")
+
+
+def said(found: Checked) -> Iterator[str]:
+    """Yield the lines that say how the task of a command line runs, and why."""
+    yield f"{found.name} {SENTENCES[found.check.verdict.value]}"
+    for finding in found.check.findings:
+        instead = finding.instead.partition("\n")[0]
+        yield f"  {finding.argument}: {finding.why}. Instead: {instead}"
+    if found.check.task["loop"] == "other" and found.check.verdict.value != "refused":
+        from shared.launch.check import LINES
+
+        yield "In a few lines it would heal inside the step:"
+        yield from (f"  {line}" for line in LINES.splitlines())

@@ -1,0 +1,220 @@
+"""The course of a run: the stack if there is none, the submission, the output, an interruption, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from cli.launch.ending import Ending, ending_of
+from cli.launch.interrupts import Interrupts, OnInterrupt, answer_of, decided
+from cli.launch.place import Place
+from cli.launch.submission import Submitted, say, submit
+from cli.stack.devices import Division
+from cli.stack.run_directory import DEMO_MARKER
+from cli.stack.stack import Stack
+from cli.waiting import Record, WaitingClient
+from shared.errors import Conflict, Unavailable, UnicronError
+from shared.tasks.specification import TaskSpec
+from unicron_client.resources import ENDED, Client, task_path
+
+PATIENCE_S = 300.0
+"""How long a server may be away. A control plane that is started anew is back within a minute, and a run of days must
+not end with it; the task trains on anyway."""
+
+POLL_S = 0.2
+"""Time between two looks at a task that is to stop, and two tries to reach a server."""
+
+LOOK_S = 5.0
+"""Time between two looks at whether the task waits: for people."""
+
+LAST_OUTPUT_S = 10.0
+"""How long the output may take behind the end of a task that was stopped; it takes one second."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What is run.
+
+    ``named``: whether the user has given the name. ``division``, ``environment``: the workers of an embedded stack, and
+    variables that they inherit beside those of this process. ``stream``: for the output of the ranks.
+    """
+
+    spec: TaskSpec
+    named: bool
+    place: Place
+    on_interrupt: OnInterrupt
+    stream: TextIO
+    division: Division | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+async def course(launched: Launched) -> tuple[Ending | None, bool]:
+    """Run a task to its end; return that, and whether it was left running. No ending: it was never submitted.
+
+    Raises:
+        UnicronError: a part did not start or fails, or the server refuses the task.
+    """
+    with Interrupts() as interrupts:
+        if launched.place.server is not None:
+            return await _follow(launched, launched.place.server, interrupts)
+        async with _embedded(launched, interrupts) as stack:
+            if stack is None:
+                return None, False
+            following = asyncio.create_task(_follow(launched, stack.url, interrupts))
+            await _first(following, stack.failed)
+            if not following.done():
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+                raise stack.failed.result()
+            return await following
+
+
+@contextlib.asynccontextmanager
+async def _embedded(launched: Launched, interrupts: Interrupts) -> AsyncIterator[Stack | None]:
+    """Have a stack for a block; None if it is interrupted as it starts."""
+    assert launched.division is not None
+    stack = Stack(
+        launched.place.run_dir,
+        nodes=launched.division.nodes,
+        workers_per_node=launched.division.workers_per_node,
+        devices=launched.division.shown,
+        environment=launched.environment,
+    )
+    starting = asyncio.create_task(stack.start())
+    try:
+        await _first(starting, interrupts.came)
+        if starting.done():
+            await starting
+            # From then on the folder contains files that no demo may replace.
+            (stack.run_dir / DEMO_MARKER).unlink(missing_ok=True)
+            say(f"live page: {stack.url}/")
+            yield stack
+        else:
+            yield None
+    finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await stack.stop()
+
+
+async def _follow(launched: Launched, url: str, interrupts: Interrupts) -> tuple[Ending, bool]:
+    """Submit the task and follow it; return how it is in the end, and whether it was left running."""
+    embedded = launched.place.server is None
+    submitted = await asyncio.to_thread(_submit, launched, url)
+    name, left = submitted.task["name"], False
+    async with WaitingClient(url, poll_s=POLL_S, patience_s=PATIENCE_S) as client:
+        output = asyncio.create_task(_print_output(client, submitted, launched))
+        waits = asyncio.create_task(_say_waits(client, name))
+        try:
+            await _first(output, interrupts.came)
+            if output.done():
+                await output
+            else:
+                left = await _interrupted(client, name, launched, interrupts, output)
+        finally:
+            for one in (output, waits):
+                one.cancel()
+            await asyncio.gather(output, waits, return_exceptions=True)
+    return await asyncio.to_thread(_ending, url, name, launched if embedded else None), left
+
+
+def _submit(launched: Launched, url: str) -> Submitted:
+    with Client(url) as client:
+        found = submit(client, launched.spec, named=launched.named, embedded=launched.place.server is None)
+        if launched.place.server is None:
+            others = [
+                task["name"]
+                for task in client.items("/v1/tasks")
+                if task["state"] not in ENDED and task["name"] != found.task["name"]
+            ]
+            if others:
+                say(f"go on, too, and share the workers: {', '.join(others)}")
+        return found
+
+
+def _ending(url: str, name: str, embedded: Launched | None) -> Ending:
+    with Client(url) as client:
+        return ending_of(client, name, None if embedded is None else embedded.place.run_dir.resolve())
+
+
+async def _print_output(client: WaitingClient, submitted: Submitted, launched: Launched) -> None:
+    """Print what the ranks print until the task has ended, also if the server is away for a while."""
+    name, several = submitted.task["name"], launched.spec.workers.max != 1
+    params = {"follow": True, "since": submitted.since}
+    printed: Counter[tuple[str, int]] = Counter()
+    while True:
+        before = Counter(printed)
+        with contextlib.suppress(Unavailable):
+            async with client.lines(f"{task_path(name)}/logs", params, accept="application/x-ndjson") as lines:
+                async for line in lines:
+                    entry = json.loads(line)
+                    if "problem" in entry:
+                        say(entry["problem"])
+                        continue
+                    key = (entry["worker"], entry["generation"])
+                    before[key] -= 1
+                    if before[key] < 0:
+                        printed[key] += 1
+                        text = f"{entry['worker']} | {entry['line']}" if several else entry["line"]
+                        print(text, file=launched.stream, flush=True)
+        if (await client.task(name))["state"] in ENDED:
+            return
+        await asyncio.sleep(POLL_S)
+
+
+async def _say_waits(client: WaitingClient, name: str) -> None:
+    """Say why the task does not train, whenever that changes."""
+    known = ""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        with contextlib.suppress(UnicronError):
+            task = await client.task(name)
+            waits = task["state"] in {"pending", "queued"} or task["wait"] is not None
+            reason = str((task["wait"] or task)["reason"]) if waits else ""
+            if reason and reason != known:
+                say(f"{name} waits ({task['state']}): {reason}")
+            known = reason
+
+
+async def _interrupted(
+    client: WaitingClient, name: str, launched: Launched, interrupts: Interrupts, output: asyncio.Task[None]
+) -> bool:
+    """Stop the task or leave it running, as the user wants it; return whether it was left running."""
+    embedded = launched.place.server is None
+    wanted = decided(launched.on_interrupt, interrupts.came.result(), embedded=embedded, terminal=sys.stdin.isatty())
+    while wanted is OnInterrupt.ASK:
+        asking = asyncio.create_task(answer_of(f"unicron: stop {name}, which saves a checkpoint (s), or leave it (l)?"))
+        await _first(asking, output)
+        if not asking.done():
+            asking.cancel()
+            return False
+        wanted = {"s": OnInterrupt.STOP, "l": OnInterrupt.LEAVE}.get(asking.result()[:1], OnInterrupt.ASK)
+    if wanted is OnInterrupt.LEAVE:
+        say(f"{name} trains on: `unicron logs {name} --follow`, `unicron stop {name}`")
+        return True
+    say(f"stops {name} at the next step, with a checkpoint; another Ctrl-C ends this at once")
+    with contextlib.suppress(Conflict):  # it has ended meanwhile
+        await client.post(f"{task_path(name)}/stop", {"lose_steps": False})
+    task = await client.until(f"{name} stops", lambda: _answered(client, name))
+    if task["state"] in ENDED:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(output, LAST_OUTPUT_S)
+        return False
+    say(f"{name} cannot be saved ({task['stop_refused']['reason']})")
+    return not embedded
+
+
+async def _answered(client: WaitingClient, name: str) -> Record | None:
+    """Return a task once it has ended, or has refused to stop since its state cannot be saved."""
+    task = await client.task(name)
+    return task if task["state"] in ENDED or task["stop_refused"] else None
+
+
+async def _first(*waits: asyncio.Future[Any]) -> None:
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

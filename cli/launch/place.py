@@ -1,0 +1,91 @@
+"""Where the task of a command line runs: on a cluster, or on an embedded stack for the time of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from cli.launch.environment import OF_DEVICES
+from cli.stack.devices import MOST, Device, Division, divide, found
+from services.agent.machine.hardware import VISIBLE_VARIABLE, Devices
+from shared.errors import InvalidInput, UnicronError
+from shared.service.tokens import Scope
+from shared.settings.endpoints import DEFAULT_SERVER
+from unicron_client.connection import Connection
+
+LOOK_S = 2.0
+"""How long a server at the default address may take to answer. It is on this machine, and answers in milliseconds."""
+
+DEFAULT_RUN_DIR = Path(".unicron")
+
+
+class Place(NamedTuple):
+    """Where a task runs.
+
+    ``server``: address of a cluster's; None: an embedded stack is started, in ``run_dir``. ``said``: a line for the
+    user.
+    """
+
+    server: str | None
+    run_dir: Path
+    said: str
+
+
+def place_of(server: str | None, run_dir: Path | None) -> Place:
+    """Return where a task runs: on the server that is named, or listens at the default address, or embedded.
+
+    Args:
+        server: as the user has named it, or ``UNICRON_SERVER`` has.
+        run_dir: as the user has named it; an embedded stack is meant then.
+
+    Raises:
+        InvalidInput: both are given.
+    """
+    if server is not None:
+        if run_dir is not None:
+            problem = "is of an embedded stack, and --server or UNICRON_SERVER names a cluster"
+            error = {"field": "--run-dir", "value": str(run_dir), "problem": problem}
+            raise InvalidInput(f"--run-dir: {str(run_dir)!r} {problem}", [error])
+        return Place(server, DEFAULT_RUN_DIR, f"runs on the cluster of {server}")
+    if run_dir is None and _takes_tasks(DEFAULT_SERVER):
+        return Place(DEFAULT_SERVER, DEFAULT_RUN_DIR, f"runs on the cluster of {DEFAULT_SERVER}, which answers there")
+    folder = run_dir or DEFAULT_RUN_DIR
+    return Place(None, folder, f"runs on this machine, in an embedded stack for the time of the run ({folder})")
+
+
+def _takes_tasks(server: str) -> bool:
+    """Return whether a server answers there that takes this user's tasks."""
+    try:
+        with Connection(server, timeout_s=LOOK_S) as connection:
+            return Scope(connection.get("/v1/actor")["scope"]).includes(Scope.SUBMIT)
+    except (UnicronError, ValueError, TypeError, KeyError):
+        return False
+
+
+def devices_of(in_front: dict[str, str], wanted: Device) -> Devices:
+    """Return the devices that the command may use, which may say so itself with a variable in front."""
+    return Devices() if wanted is Device.CPU else found(in_front.get(VISIBLE_VARIABLE))
+
+
+def division(there: Devices, wanted: Device, workers: int) -> Division:
+    """Return how the workers of a task are placed on this machine: on a device each, or all of them on the CPU.
+
+    Where there are devices, a task that needs more of them than there are does not train on the CPU by itself.
+
+    Raises:
+        InvalidInput: there are more workers than one machine takes.
+        NoDevice: workers were to train on devices, and there are too few.
+    """
+    if workers > MOST:
+        problem = f"must be at most {MOST} on one machine; --server names a cluster"
+        raise InvalidInput(
+            f"--workers: {workers} {problem}", [{"field": "--workers", "value": workers, "problem": problem}]
+        )
+    if wanted is Device.AUTO and there.entries:
+        wanted = Device.CUDA
+    return divide(there, wanted, 1, workers, who="the task")
+
+
+def inherited(in_front: dict[str, str]) -> dict[str, str]:
+    """Return the variables in front of a command that processes of an embedded stack inherit."""
+    return {name: value for name, value in in_front.items() if name not in OF_DEVICES}

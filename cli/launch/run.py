@@ -1,0 +1,198 @@
+"""``unicron run``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.interrupt import INTERRUPTED
+from cli.launch.checking import Checked, checked, said, show
+from cli.launch.interrupts import OnInterrupt
+from cli.options import Format, Output, Server
+from cli.stack.devices import MOST, Device, DeviceOption
+
+if TYPE_CHECKING:
+    from cli.launch.course import Launched
+
+app = typer.Typer(add_completion=False)
+
+REFUSED = 3
+"""Exit status of a command line that would train wrongly, or is not healed as the user needs it."""
+
+
+@app.command("run", context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="-- SCRIPT [ARGS]...",
+            help="What stands behind torchrun; torchrun with its options, srun and python may stand in front.",
+        ),
+    ],
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Say how the task would run and why; start nothing. Exit 3 if it is refused."),
+    ] = False,
+    require_healing: Annotated[
+        bool, typer.Option("--require-healing", help="Refuse (exit 3) what would only be healed by whole restarts.")
+    ] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes, at most. Default: as torchrun's options say; else one for each GPU here."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The task's name. Default: that of the script.")] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME", help="Send this variable, too, to a cluster. May be repeated."),
+    ] = None,
+    spec: Annotated[
+        Path | None,
+        typer.Option("--spec", metavar="FILE", help="Further fields of the task's specification (YAML)."),
+    ] = None,
+    server: Server = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="Run here, in an embedded stack that writes there. Default without a server: .unicron."),
+    ] = None,
+    device: DeviceOption = Device.AUTO,
+    on_interrupt: Annotated[
+        OnInterrupt,
+        typer.Option(help="Ctrl-C: stop the task with a checkpoint, leave it running on its cluster, or ask."),
+    ] = OnInterrupt.ASK,
+    output: Output = Format.TEXT,
+) -> None:
+    """Run what stood behind torchrun, and heal it; with --check, say only how it would be healed.
+
+    The script and its arguments stay as they are. The task runs on the cluster of --server or UNICRON_SERVER, or of a
+    server that answers at the default address; else on this machine, in a stack that is started for the time of the
+    run. What its ranks print is printed.
+
+    Exit status: 0 if the task has succeeded, 1 if it has failed or was stopped, 3 if the command line is refused, 130
+    if the task was left running.
+
+    --check needs neither a cluster nor a device. Where Megatron-LM's training module can be imported its own parser
+    reads the arguments, in a process of its own; elsewhere a table of its releases does.
+    """
+    from cli.output import print_json, print_json_line
+
+    found = checked(command)
+    refused = found.check.verdict == "refused" or (require_healing and found.check.verdict == "restart")
+    if check or refused:
+        if output is Format.JSON:
+            print_json_line(found.check.document())
+        elif check:
+            show(found)
+        if refused and not check:
+            _say_lines(found)
+        if refused and require_healing:
+            print("unicron: --require-healing: this is not healed inside the step", file=sys.stderr)
+        if refused:
+            raise typer.Exit(REFUSED)
+        return
+
+    import asyncio
+
+    from cli.launch.course import course
+    from cli.launch.submission import say
+
+    launched = _launched(
+        found,
+        name=name,
+        workers=workers,
+        env=env or [],
+        file=spec,
+        server=server,
+        run_dir=run_dir,
+        device=device,
+        on_interrupt=on_interrupt,
+        to_stderr=output is Format.JSON,
+    )
+    _say_lines(found)
+    say(launched.place.said)
+    if launched.division is not None and launched.division.said:
+        say(launched.division.said)
+    ending, left = asyncio.run(course(launched))
+    if ending is None:
+        raise typer.Exit(INTERRUPTED)
+    say(ending.line())
+    if output is Format.JSON:
+        document = found.check.document()
+        print_json({"verdict": document["verdict"], "settings": document["settings"], **ending.document()})
+    if left:
+        raise typer.Exit(INTERRUPTED)
+    if not ending.succeeded:
+        raise typer.Exit(1)
+
+
+def _say_lines(found: Checked) -> None:
+    for line in said(found):
+        print(f"unicron: {line}", file=sys.stderr, flush=True)
+
+
+def _launched(
+    found: Checked,
+    *,
+    name: str | None,
+    workers: int | None,
+    env: list[str],
+    file: Path | None,
+    server: str | None,
+    run_dir: Path | None,
+    device: Device,
+    on_interrupt: OnInterrupt,
+    to_stderr: bool,
+) -> Launched:
+    """Return what is run. Nothing is started or asked for but a server at the default address, and this machine's GPUs.
+
+    Raises:
+        InvalidInput: an option, a variable or the specification is refused.
+        NoDevice: workers were to train on devices, and there are too few.
+    """
+    from cli.launch import environment, place
+    from cli.launch.course import Launched
+    from cli.launch.specification import Given, read_base, specification
+    from cli.launch.submission import say
+    from shared.errors import InvalidInput
+    from unicron_client.specifications import specification as parsed
+
+    base = {} if file is None else read_base(file)
+    where, launch = place.place_of(server, run_dir), found.launch
+    count = workers or launch.workers or base.get("workers", {}).get("max")
+    here = {environment.WORKING_DIRECTORY: str(Path.cwd())}
+    if where.server is not None:
+        travelling = environment.travelling(os.environ, launch.environment, env, base.get("secrets", {}), Path.cwd())
+        for left_out in travelling.secret:
+            say(f"{left_out} stays here: it looks secret; `secrets:` in a file for --spec names it (docs/launching.md)")
+        for left_out in travelling.devices:
+            say(f"{left_out} stays here: node agents give processes their devices")
+        spec = parsed(specification(found, Given(name, count, {**travelling.env, **here}, base)))
+        return Launched(spec, name is not None, where, on_interrupt, sys.stderr if to_stderr else sys.stdout)
+    if on_interrupt is OnInterrupt.LEAVE:
+        problem = "needs a cluster (--server): an embedded stack ends with its run. Allowed: stop, ask"
+        error = {"field": "--on-interrupt", "value": on_interrupt.value, "problem": problem}
+        raise InvalidInput(f"--on-interrupt: 'leave' {problem}", [error])
+    environment.check_named(env, os.environ)
+    there = place.devices_of(launch.environment, device)
+    count = count or min(len(there.entries), MOST) or 1
+    spec = parsed(specification(found, Given(name, count, here, base)))
+    inherited = environment.absolute({**_search_path(), **place.inherited(launch.environment)}, Path.cwd())
+    return Launched(
+        spec,
+        name is not None,
+        where,
+        on_interrupt,
+        sys.stderr if to_stderr else sys.stdout,
+        division=place.division(there, device, count),
+        environment=inherited,
+    )
+
+
+def _search_path() -> dict[str, str]:
+    """Return the search path of modules that this process has from its environment, if it has one."""
+    from cli.launch.environment import SEARCH_PATH
+
+    return {SEARCH_PATH: os.environ[SEARCH_PATH]} if SEARCH_PATH in os.environ else {}

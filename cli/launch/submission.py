@@ -1,0 +1,77 @@
+"""The submission of a command line's task, under a name of its own or that of its earlier attempt."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from cli.launch.specification import numbered
+from cli.waiting import Record
+from shared.errors import NotFound
+from shared.tasks.specification import TaskSpec
+from unicron_client.resources import ENDED, Client, task_path
+from unicron_client.specifications import as_body
+
+_RESUMED = frozenset({"stopped", "failed"})
+"""States of an earlier task from which a submission of its name goes on."""
+
+_COMMAND: dict[str, object] = {"script": None, "arguments": [], "module": None, "loop": "unicron"}
+"""Fields that say which command a task runs, and what they are where a specification has none."""
+
+
+class Submitted(NamedTuple):
+    """A task that was submitted. ``since``: output before that was followed by an earlier run; None: all is new."""
+
+    task: Record
+    since: str | None
+
+
+def say(text: str) -> None:
+    """Tell the user something beside the output of the ranks."""
+    print(f"unicron: {text}", file=sys.stderr, flush=True)
+
+
+def submit(client: Client, spec: TaskSpec, *, named: bool, embedded: bool) -> Submitted:
+    """Submit a task; return it.
+
+    An earlier task of its name that was stopped or has failed is gone on with if it ran the same command; else, unless
+    the user has given the name, the next free number is put behind it. What an embedded stack was running when it was
+    killed goes on by itself: if that is the same command, it is followed.
+
+    Raises:
+        UnicronError: the server refuses it.
+    """
+    body = as_body(spec)
+    for number in itertools.count(1):
+        body["name"] = numbered(spec.name, number)
+        earlier = _task(client, body["name"])
+        if earlier is None or earlier["deleted_at"] is not None:
+            if earlier is None or named:
+                break
+            continue
+        same = _command(earlier["spec"]) == _command(body)
+        if same and embedded and earlier["state"] not in ENDED:
+            say(f"{body['name']} goes on: it was at step {earlier['step']} when its run was ended")
+            return Submitted(earlier, datetime.now(UTC).isoformat())
+        if named or (same and earlier["state"] in _RESUMED):
+            break
+    task = client.submission(body).task
+    if task["step"]:
+        say(f"{task['name']} goes on from step {task['step']}; under another --name it begins anew")
+    else:
+        say(f"submitted {task['name']}")
+    return Submitted(task, task["submitted_at"] if task["attempt"] > 1 else None)
+
+
+def _task(client: Client, name: str) -> Record | None:
+    try:
+        found: Record = client.get(task_path(name))
+    except NotFound:
+        return None
+    return found
+
+
+def _command(spec: Record) -> list[object]:
+    return [spec.get(field, default) for field, default in _COMMAND.items()]
