@@ -80,6 +80,11 @@ def _program(name: str) -> Path | None:
     return Path(found) if first.startswith(b"#!") and b"python" in first else None
 
 
+def say(text: str) -> None:
+    """Tell the user something beside the output of the ranks."""
+    print(f"unicron: {text}", file=sys.stderr, flush=True)
+
+
 def show(found: Checked) -> None:
     """Print a verdict as text."""
     from cli.output import print_table
@@ -96,6 +101,18 @@ def show(found: Checked) -> None:
         from shared.launch.check import LINES
 
         print(f"\nIn a few lines it would heal inside the step:\n\n{LINES}")
+
+
+def unused(found: Checked) -> Iterator[str]:
+    """Yield the lines that say which programs of a command line are not run, since node agents start the processes."""
+    from shared.launch.command import SHELLS, TORCHRUN
+
+    outer = [name for name in found.launch.launchers if name not in SHELLS | TORCHRUN]
+    if outer:
+        yield f"not run: {', '.join(outer)}; node agents start the processes"
+    interpreter = found.launch.interpreter
+    if interpreter and os.path.dirname(shutil.which(interpreter) or "") != os.path.dirname(sys.executable):
+        yield f"not run: {interpreter}; the script runs in the Python of the node agents (here {sys.executable})"
 
 
 def said(found: Checked) -> Iterator[str]:

@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+from cli.launch.checking import say
 from cli.launch.ending import Ending, ending_of
 from cli.launch.interrupts import Interrupts, OnInterrupt, answer_of, decided
 from cli.launch.place import Place
-from cli.launch.submission import Submitted, say, submit
+from cli.launch.submission import Submitted, submit
 from cli.stack.devices import Division
 from cli.stack.run_directory import DEMO_MARKER
 from cli.stack.stack import Stack

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.interrupt import INTERRUPTED
-from cli.launch.checking import Checked, checked, said, show
+from cli.launch.checking import Checked, checked, said, say, show, unused
 from cli.launch.interrupts import OnInterrupt
 from cli.options import Format, Output, Server
 from cli.stack.devices import MOST, Device, DeviceOption
@@ -86,18 +86,17 @@ def run(
             print_json_line(found.check.document())
         elif check:
             show(found)
-        if refused and not check:
-            _say_lines(found)
-        if refused and require_healing:
-            print("unicron: --require-healing: this is not healed inside the step", file=sys.stderr)
-        if refused:
-            raise typer.Exit(REFUSED)
-        return
+        if not refused:
+            return
+        for line in said(found) if not check else ():
+            say(line)
+        if require_healing:
+            say("--require-healing: it is not healed inside the step")
+        raise typer.Exit(REFUSED)
 
     import asyncio
 
     from cli.launch.course import course
-    from cli.launch.submission import say
 
     launched = _launched(
         found,
@@ -111,10 +110,10 @@ def run(
         on_interrupt=on_interrupt,
         to_stderr=output is Format.JSON,
     )
-    _say_lines(found)
-    say(launched.place.said)
-    if launched.division is not None and launched.division.said:
-        say(launched.division.said)
+    division = launched.division
+    for line in (*said(found), *unused(found), launched.place.said, *([division.said] if division else [])):
+        if line:
+            say(line)
     ending, left = asyncio.run(course(launched))
     if ending is None:
         raise typer.Exit(INTERRUPTED)
@@ -126,11 +125,6 @@ def run(
         raise typer.Exit(INTERRUPTED)
     if not ending.succeeded:
         raise typer.Exit(1)
-
-
-def _say_lines(found: Checked) -> None:
-    for line in said(found):
-        print(f"unicron: {line}", file=sys.stderr, flush=True)
 
 
 def _launched(
@@ -155,7 +149,6 @@ def _launched(
     from cli.launch import environment, place
     from cli.launch.course import Launched
     from cli.launch.specification import Given, read_base, specification
-    from cli.launch.submission import say
     from shared.errors import InvalidInput
     from unicron_client.specifications import specification as parsed
 

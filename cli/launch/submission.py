@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from cli.launch.checking import say
 from cli.launch.specification import numbered
 from cli.waiting import Record
 from shared.errors import NotFound
@@ -26,11 +26,6 @@ class Submitted(NamedTuple):
 
     task: Record
     since: str | None
-
-
-def say(text: str) -> None:
-    """Tell the user something beside the output of the ranks."""
-    print(f"unicron: {text}", file=sys.stderr, flush=True)
 
 
 def submit(client: Client, spec: TaskSpec, *, named: bool, embedded: bool) -> Submitted:
@@ -53,7 +48,7 @@ def submit(client: Client, spec: TaskSpec, *, named: bool, embedded: bool) -> Su
             continue
         same = _command(earlier["spec"]) == _command(body)
         if same and embedded and earlier["state"] not in ENDED:
-            say(f"{body['name']} goes on: it was at step {earlier['step']} when its run was ended")
+            say(f"{body['name']} goes on: its run was ended before it")
             return Submitted(earlier, datetime.now(UTC).isoformat())
         if named or (same and earlier["state"] in _RESUMED):
             break

@@ -22,8 +22,10 @@ TORCHRUN_VALUES = frozenset(
 
 _TORCHRUN_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch"})
 _SHORT = {"-r": "--redirects", "-t": "--tee"}
-_TORCHRUN = frozenset({"torchrun", "torchrun_main"})
-_SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
+TORCHRUN = frozenset({"torchrun", "torchrun_main"})
+SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
+"""Programs whose text (``-c``) is looked into."""
+
 _PYTHON = re.compile(r"^(python|pypy)[0-9.]*$")
 _PYTHON_VALUES = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 _ASSIGNMENT = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*=")
@@ -77,11 +79,11 @@ def _parse(tokens: list[str], found: Launch) -> Launch:
     name = _base(first)
     if first == "-m":
         return _module(rest, found)
-    if name in _TORCHRUN:
+    if name in TORCHRUN:
         return _torchrun(rest, replace(found, launchers=(*found.launchers, "torchrun")))
     if _PYTHON.match(name):
         return _python(rest, replace(found, interpreter=first))
-    if name in _SHELLS:
+    if name in SHELLS:
         return _shell(name, rest, found)
     if first.endswith(".py"):
         return replace(found, script=first, arguments=tuple(rest))
@@ -97,7 +99,7 @@ def _start_of_inner(tokens: Sequence[str]) -> int | None:
     """Return where the command begins that a program such as srun starts; None: there is none."""
     for at, token in enumerate(tokens):
         name = _base(token)
-        if name in _TORCHRUN or name in _SHELLS or _PYTHON.match(name) or token.endswith(".py"):
+        if name in TORCHRUN or name in SHELLS or _PYTHON.match(name) or token.endswith(".py"):
             begins = at
             while begins and _ASSIGNMENT.match(tokens[begins - 1]):  # env A=1 python
                 begins -= 1

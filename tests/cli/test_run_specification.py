@@ -1,0 +1,167 @@
+"""``unicron run``: the specification of the task that a command line is."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.launch.checking import checked, said, unused
+from cli.launch.specification import Given, name_of, read_base, specification
+from shared.errors import InvalidInput
+from shared.names import is_name
+from shared.tasks.specification import parse_spec
+from tests.cli.test_run_check import CALLS_PRETRAIN, MODEL, write_script
+
+MEGATRON = f"{MODEL} --global-batch-size 64 --train-iters 100"
+REST = {
+    "model": {"layers": 1, "hidden": 8, "heads": 1, "sequence_length": 1},
+    "batch": {"global": 8, "micro": 2},
+    "steps": 20,
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a script of each kind; without the variable that says where modules are."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    write_script(tmp_path, "pretrain_gpt.py", CALLS_PRETRAIN)
+    (tmp_path / "healed.py").write_text("import unicron\n")
+    (tmp_path / "plain.py").write_text("import torch\n")
+    return tmp_path
+
+
+def of(command: str, **given: Any) -> dict[str, Any]:
+    return specification(checked(shlex.split(command)), Given(**given))
+
+
+def test_megatrons_pretrain_has_what_the_planner_needs_from_its_arguments(folder: Path) -> None:
+    spec = of(f"torchrun --nproc-per-node 8 --max-restarts 5 pretrain_gpt.py {MEGATRON} "
+              "--tensor-model-parallel-size 2 --vocab-size 1000 --tp-comm-overlap", workers=8)  # fmt: skip
+    assert spec.pop("arguments")[:2] == ["--num-layers", "4"]
+    assert spec == {
+        "name": "pretrain-gpt",
+        "script": str(folder / "pretrain_gpt.py"),
+        "data": str(folder / "pretrain_gpt.py"),
+        "loop": "megatron-lm",
+        "model": {"layers": 4, "hidden": 64, "heads": 4, "sequence_length": 32, "vocabulary": 1000},
+        "batch": {"global": 64, "micro": 1},
+        "steps": 100,
+        "parallel": {
+            "tensor": 2, "pipeline": 1, "interleave": 1, "sequence_parallel": False, "distributed_optimizer": False,
+            "overlap": False,
+        },
+        "workers": {"min": 2, "max": 8},
+        "max_restarts": 5,
+    }  # fmt: skip
+    assert parse_spec(spec).most_workers == 8
+
+
+def test_a_whole_restart_has_exactly_its_processes_and_what_is_known() -> None:
+    spec = of("torchrun --nproc-per-node 4 plain.py --lr 1", workers=4)
+    assert spec == {
+        "name": "plain", "script": spec["script"], "arguments": ["--lr", "1"], "loop": "restart",
+        "workers": {"min": 4, "max": 4}, "max_restarts": 3,
+    }  # fmt: skip
+    fp16 = of(f"torchrun --max-restarts 0 pretrain_gpt.py {MEGATRON} --fp16", workers=2)
+    assert (fp16["loop"], fp16["steps"], fp16["batch"]) == ("restart", 100, {"global": 64, "micro": 1})
+    assert (fp16["max_restarts"], "data" in fp16, "parallel" in fp16) == (0, False, False)
+    assert "model" not in of(f"pretrain_gpt.py {MODEL} --fp16", workers=2), "of what is known in part, nothing"
+
+
+def test_nothing_says_how_many_processes_restart() -> None:
+    with pytest.raises(InvalidInput) as refused:
+        of("plain.py")
+    assert [error["field"] for error in refused.value.extra["errors"]] == ["--workers"]
+
+
+def test_a_loop_on_the_library_has_the_rest_in_a_file(folder: Path) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        of("healed.py")
+    fields = [error["field"] for error in refused.value.extra["errors"]]
+    assert fields == ["model.layers", "model.hidden", "model.heads", "model.sequence_length", "batch.global", "steps"]
+    assert "--spec FILE" in refused.value.detail
+    spec = of("healed.py --lr 1", base=REST | {"weight": 2.0, "workers": {"min": 2}}, workers=4, env={"A": "1"})
+    assert spec == REST | {
+        "name": "healed", "script": str(folder / "healed.py"), "arguments": ["--lr", "1"], "weight": 2.0,
+        "data": str(folder / "healed.py"), "workers": {"min": 2, "max": 4}, "env": {"A": "1"},
+    }  # fmt: skip
+    assert parse_spec(spec).loop == "unicron"
+
+
+def test_a_file_says_what_the_arguments_do_not(folder: Path) -> None:
+    spec = of(f"pretrain_gpt.py {MODEL} --train-iters 7", base={"batch": {"global": 16}, "model": {"vocabulary": 99}})
+    assert (spec["batch"], spec["model"]["vocabulary"], spec["steps"]) == ({"global": 16, "micro": 1}, 99, 7)
+    assert spec["workers"] == {"min": 1}
+
+
+def test_a_file_has_its_paths_from_its_own_folder(folder: Path) -> None:
+    (folder / "of").mkdir()
+    file = folder / "of" / "spec.yaml"
+    file.write_text("data: a\nscript: ../healed.py\ncheckpoint: {directory: b}\n")
+    base = read_base(file)
+    assert base == {
+        "data": str(folder / "of" / "a"),
+        "script": str(folder / "healed.py"),
+        "checkpoint": {"directory": str(folder / "of" / "b")},
+    }
+    assert of("healed.py", base=base | REST)["data"] == str(folder / "of" / "a")
+    with pytest.raises(InvalidInput, match="--spec: script"):
+        of("plain.py", base=base, workers=1)
+    with pytest.raises(InvalidInput, match="--spec: arguments"):
+        of("healed.py 1", base=REST | {"arguments": ["2"]})
+
+
+@pytest.mark.parametrize("text", ["- 1", "a: [", "model: 3", "env: text"])
+def test_a_file_without_fields_is_refused(text: str, folder: Path) -> None:
+    (folder / "spec.yaml").write_text(text)
+    with pytest.raises(InvalidInput, match="--spec"):
+        read_base(folder / "spec.yaml")
+
+
+def test_a_script_that_is_not_here_is_refused() -> None:
+    for command in ("no_such.py", "-m no_such", "no-such-program"):
+        with pytest.raises(InvalidInput, match="SCRIPT"):
+            of(command, workers=1)
+
+
+def test_a_module_and_a_program_are_run_as_such(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "package").mkdir()
+    (folder / "package" / "train.py").write_text("import torch\n")
+    spec = of("python -m package.train 1", workers=1)
+    assert (spec["name"], spec["module"], spec["script"]) == ("train", "package.train", f"{folder}/package/train.py")
+    program = folder / "bin" / "tune"
+    program.parent.mkdir()
+    program.write_text("#!/usr/bin/env python3\nprint()\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    assert of("tune run", workers=1)["script"] == str(program)
+    program.write_text("#!/bin/sh\n")
+    with pytest.raises(InvalidInput, match="Python script"):
+        of("tune run", workers=1)
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        ("pretrain_gpt.py", "pretrain-gpt"), ("a/b/Train_GPT-2.py", "train-gpt-2"), ("package.train", "train"),
+        ("package.__main__", "package"), ("tune", "tune"), ("___.py", "task"), ("x" * 80 + ".py", "x" * 58),
+    ],
+)  # fmt: skip
+def test_name(script: str, name: str) -> None:
+    assert name_of(script) == name
+    assert is_name(name_of(script))
+
+
+def test_the_lines_say_how_the_task_runs_and_what_is_not_run() -> None:
+    found = checked(shlex.split(f"srun -N 4 /opt/x/bin/python3 pretrain_gpt.py {MEGATRON} --fp16 --tp-comm-overlap"))
+    lines = [*said(found)]
+    assert "whole restarts" in lines[0]
+    assert [line.split(":")[0].strip() for line in lines[1:]] == ["--fp16", "--tp-comm-overlap"]
+    assert "--bf16" in lines[1]
+    assert [line.split(";")[0] for line in unused(found)] == ["not run: srun", "not run: /opt/x/bin/python3"]
+    assert any("run.steps()" in line for line in said(checked(["torchrun", "plain.py"])))
+    assert [*unused(checked(["torchrun", "plain.py"]))] == []

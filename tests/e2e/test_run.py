@@ -1,0 +1,166 @@
+"""``unicron run`` without a cluster: one command gives a healed run, and leaves no process."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e.by_hand import UNICRON, until_gone
+from tests.e2e.kit import Client, processes_of, rank
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+SCRIPT = """
+import os, sys, time
+import torch
+import unicron
+import beside
+
+STEPS, MICRO_BATCHES = int(sys.argv[1]), 4
+
+def build(tensor, pipeline):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=1e-2)
+
+print("at", os.getcwd(), os.environ["MINE"], len(os.environ["MY_TOKEN"]), beside.FOUND, flush=True)
+run = unicron.attach(steps=STEPS, micro_batches=MICRO_BATCHES, build=build, checkpoint_every=1000)
+for step in run.steps():
+    with step:
+        for k in step.micro_batches():
+            if os.path.exists("slow"):
+                time.sleep(0.05)
+            loss = run.model(torch.ones(2, 8)).square().mean()
+            torch.autograd.backward(loss / MICRO_BATCHES)
+            step.commit(k, loss, [k])
+        step.reduce()
+        run.optimizer.step()
+    if step.completed and run.generation.rank == 0:
+        print("step", step.number, flush=True)
+"""
+"""Works where it is run, with variables of all kinds; slow as long as a file exists."""
+
+STEPS = 300
+
+REST = {
+    "model": {"layers": 1, "hidden": 8, "heads": 1, "sequence_length": 1},
+    "batch": {"global": 8, "micro": 2},
+    "steps": STEPS,
+}
+
+TOKEN = "not-to-be-written"
+
+
+class Running:
+    """A run of the script in a folder, by torchrun's command line."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder, self.run_dir = folder, folder / "run"
+        (folder / "lib").mkdir(exist_ok=True)
+        (folder / "lib" / "beside.py").write_text("FOUND = 'found'\n")
+        (folder / "train.py").write_text(SCRIPT)
+        (folder / "rest.yaml").write_text(yaml.safe_dump(REST))
+        self._out, self._err = (folder / "out").open("wb"), (folder / "err").open("wb")
+        command = ["PYTHONPATH=lib", "MINE=7", "torchrun", "--nproc-per-node", "2", "train.py", str(STEPS)]
+        self.process = subprocess.Popen(
+            [*UNICRON, "run", "--run-dir", "run", "--spec", "rest.yaml", *options, "--", *command],
+            cwd=folder,
+            env=os.environ | {"MY_TOKEN": TOKEN},
+            stdin=subprocess.DEVNULL,
+            stdout=self._out,
+            stderr=self._err,
+            start_new_session=True,
+        )
+
+    @property
+    def out(self) -> str:
+        """What its ranks have printed so far."""
+        return (self.folder / "out").read_text()
+
+    @property
+    def err(self) -> str:
+        """What it has said so far."""
+        return (self.folder / "err").read_text()
+
+    def until(self, holds: Callable[[], object]) -> None:
+        """Wait until ``holds`` is true."""
+        deadline = time.monotonic() + 90
+        while not holds():
+            assert self.process.poll() is None, self.err
+            assert time.monotonic() < deadline, (self.out, self.err)
+            time.sleep(0.05)
+
+    def at_work(self) -> Client:
+        """Wait until some steps are done; return a client of its stack."""
+        self.until(lambda: self.out.count("| step ") > 5)
+        found = re.search(r"live page: (\S+)/", self.err)
+        assert found is not None
+        return Client(found[1])
+
+    def end(self) -> int:
+        """Wait for its end; return its exit status."""
+        code = self.process.wait(90)
+        self._out.close()
+        self._err.close()
+        return code
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """The working directory, in which the script is slow."""
+    (tmp_path / "slow").touch()
+    yield tmp_path
+    for pid in processes_of(tmp_path / "run"):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_one_command_gives_a_healed_run(folder: Path) -> None:
+    running = Running(folder)
+    with running.at_work() as client:
+        task = client.task("train")
+        assert task["spec"]["env"] == {"UNICRON_WORKING_DIRECTORY": str(folder)}
+        assert task["spec"]["workers"] == {"min": 1, "max": 2}
+        os.kill(rank(task, 1)["pid"], signal.SIGKILL)
+        running.until(lambda: "generation 2 from" in running.out)
+    (folder / "slow").unlink()
+    assert running.end() == 0, running.err
+    assert processes_of(running.run_dir) == []
+    assert f"| at {folder} 7 {len(TOKEN)} found\n" in running.out
+    last = running.err.splitlines()[-1]
+    assert re.fullmatch(rf"unicron: train succeeded at step {STEPS} of {STEPS}; 1 fault healed, \S+ s lost; \S+", last)
+    assert "process-exit" in (folder / last.split()[-1]).read_text()
+    kept = [path for path in running.run_dir.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
+    assert kept == [], "a variable that processes inherit is written nowhere"
+
+
+def test_ctrl_c_stops_it_with_a_checkpoint_and_the_same_command_goes_on(folder: Path) -> None:
+    killed = Running(folder)
+    killed.at_work().http.close()
+    killed.process.kill()
+    killed.end()
+    until_gone(killed.run_dir)
+
+    stopped = Running(folder, "--on-interrupt", "stop")
+    stopped.at_work().http.close()
+    assert "train goes on" in stopped.err
+    stopped.process.send_signal(signal.SIGINT)
+    assert stopped.end() == 1
+    assert processes_of(stopped.run_dir) == []
+    found = re.search(r"train stopped at step (\d+) of \d+; .* saved in ([^;\s]+)", stopped.err)
+    assert found is not None, stopped.err
+    assert Path(found[2]).is_dir()
+
+    (folder / "slow").unlink()
+    again = Running(folder)
+    assert again.end() == 0, again.err
+    assert f"train goes on from step {found[1]};" in again.err
+    steps = [int(step) for step in re.findall(r"\| step (\d+)", again.out)]
+    assert steps == [*range(int(found[1]) + 1, STEPS + 1)], "nothing of the earlier runs is printed again"
