@@ -31,14 +31,14 @@ class Submitted(NamedTuple):
 def submit(client: Client, spec: TaskSpec, *, named: bool, embedded: bool) -> Submitted:
     """Submit a task; return it.
 
-    An earlier task of its name that was stopped or has failed is gone on with if it ran the same command; else, unless
-    the user has given the name, the next free number is put behind it. What an embedded stack was running when it was
-    killed goes on by itself: if that is the same command, it is followed.
+    The user's earlier task of its name that was stopped or has failed is gone on with if it ran the same command; else,
+    unless the user has given the name, the next free number is put behind it. What an embedded stack was running when
+    it was killed goes on by itself: if that is the same command, it is followed.
 
     Raises:
         UnicronError: the server refuses it.
     """
-    body = as_body(spec)
+    body, owner = as_body(spec), client.get("/v1/actor")["name"]
     for number in itertools.count(1):
         body["name"] = numbered(spec.name, number)
         earlier = _task(client, body["name"])
@@ -46,7 +46,7 @@ def submit(client: Client, spec: TaskSpec, *, named: bool, embedded: bool) -> Su
             if earlier is None or named:
                 break
             continue
-        same = _command(earlier["spec"]) == _command(body)
+        same = earlier["owner"] == owner and _command(earlier["spec"]) == _command(body)
         if same and embedded and earlier["state"] not in ENDED:
             say(f"{body['name']} goes on: its run was ended before it")
             return Submitted(earlier, datetime.now(UTC).isoformat())

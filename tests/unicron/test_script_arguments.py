@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import agent
 from tests.unicron.test_scripts import script
 from unicron import train
+from unicron.protocol import environment
 from unicron.protocol.messages import Finished
 from unicron.trainer import spec
 
@@ -101,3 +103,16 @@ def test_what_a_specification_says_of_its_script_reaches_the_rank() -> None:
     assert (usual.arguments, usual.module, usual.loop) == ((), "", spec.OWN_LOOP)
     found = spec.parse({**fields, "arguments": ARGUMENTS, "module": "launched.train", "loop": "megatron-lm"})
     assert (found.arguments, found.module, found.loop) == (tuple(ARGUMENTS), "launched.train", spec.MEGATRON_LM)
+
+
+def test_a_script_works_where_the_task_says(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(package)
+    monkeypatch.setenv(environment.WORKING_DIRECTORY, str(package / "launched"))
+    monkeypatch.setenv(environment.SEARCH_PATH, os.pathsep.join(["inner", "", sys.path[-1]]))
+    others = [*sys.path]
+    train.enter_directory()
+    assert Path.cwd() == package / "launched"
+    assert sys.path == [str(package / "launched" / "inner"), *others]
+    monkeypatch.setenv(environment.WORKING_DIRECTORY, str(package / "no-such-folder"))
+    with pytest.raises(FileNotFoundError, match="no-such-folder"):
+        train.enter_directory()
