@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -110,7 +111,7 @@ async def _follow(launched: Launched, url: str, interrupts: Interrupts) -> tuple
     submitted = await asyncio.to_thread(_submit, launched, url)
     name, left = submitted.task["name"], False
     async with WaitingClient(url, poll_s=POLL_S, patience_s=PATIENCE_S) as client:
-        output = asyncio.create_task(_print_output(client, submitted, launched))
+        output = asyncio.create_task(_print_output(url, submitted, launched))
         waits = asyncio.create_task(_say_waits(client, name))
         try:
             await _first(output, interrupts.came)
@@ -144,29 +145,56 @@ def _ending(url: str, name: str, embedded: Launched | None) -> Ending:
         return ending_of(client, name, None if embedded is None else embedded.place.run_dir.resolve())
 
 
-async def _print_output(client: WaitingClient, submitted: Submitted, launched: Launched) -> None:
-    """Print what the ranks print until the task has ended, also if the server is away for a while."""
-    name, several = submitted.task["name"], launched.spec.workers.max != 1
-    params = {"follow": True, "since": submitted.since}
+async def _print_output(url: str, submitted: Submitted, launched: Launched) -> None:
+    """Print what the ranks print until the task has ended, also if the server is away for a while.
+
+    Raises:
+        Unavailable: it was away for too long.
+    """
     printed: Counter[tuple[str, int]] = Counter()
-    while True:
-        before = Counter(printed)
-        with contextlib.suppress(Unavailable):
-            async with client.lines(f"{task_path(name)}/logs", params, accept="application/x-ndjson") as lines:
-                async for line in lines:
-                    entry = json.loads(line)
-                    if "problem" in entry:
-                        say(entry["problem"])
-                        continue
-                    key = (entry["worker"], entry["generation"])
-                    before[key] -= 1
-                    if before[key] < 0:
-                        printed[key] += 1
-                        text = f"{entry['worker']} | {entry['line']}" if several else entry["line"]
-                        print(text, file=launched.stream, flush=True)
-        if (await client.task(name))["state"] in ENDED:
-            return
-        await asyncio.sleep(POLL_S)
+    answered_at = time.monotonic()
+    async with WaitingClient(url, poll_s=POLL_S) as client:
+        while True:
+            try:
+                async with _output(client, submitted) as lines:
+                    try:
+                        await _print_new(lines, printed, launched)
+                    finally:
+                        answered_at = time.monotonic()
+                # A server that has ended answers this no more: what it has not sent is asked for again.
+                if (await client.task(submitted.task["name"]))["state"] in ENDED:
+                    return
+            except Unavailable:
+                if time.monotonic() - answered_at > PATIENCE_S:
+                    raise
+            await asyncio.sleep(POLL_S)
+
+
+def _output(client: WaitingClient, submitted: Submitted) -> contextlib.AbstractAsyncContextManager[AsyncIterator[str]]:
+    params = {"follow": True, "since": submitted.since}
+    return client.lines(f"{task_path(submitted.task['name'])}/logs", params, accept="application/x-ndjson")
+
+
+async def _print_new(lines: AsyncIterator[str], printed: Counter[tuple[str, int]], launched: Launched) -> None:
+    """Print what the ranks print, without what was printed before: the lines of each worker come in their order.
+
+    Args:
+        lines: as the server sends them.
+        printed: worker and generation -> how many lines were printed; added to.
+        launched: what is run.
+    """
+    several, before = launched.spec.workers.max != 1, Counter(printed)
+    async for line in lines:
+        entry = json.loads(line)
+        if "problem" in entry:
+            say(entry["problem"])
+            continue
+        key = (entry["worker"], entry["generation"])
+        before[key] -= 1
+        if before[key] < 0:
+            printed[key] += 1
+            text = f"{entry['worker']} | {entry['line']}" if several else entry["line"]
+            print(text, file=launched.stream, flush=True)
 
 
 async def _say_waits(client: WaitingClient, name: str) -> None:

@@ -64,7 +64,8 @@ class Ending(NamedTuple):
         """Return it as a line."""
         task = self.task
         how = task["state"] if task["state"] in ENDED else f"goes on ({task['state']})"
-        parts = [f"{task['name']} {how} at step {task['step']} of {task['steps']}"]
+        of = "" if task["steps"] is None else f" of {task['steps']}"  # a script that restarts whole need not say
+        parts = [f"{task['name']} {how} at step {task['step']}{of}"]
         if self.healed:
             parts.append(f"{self.healed} fault{'s' * (self.healed > 1)} healed, {self.lost_s:.1f} s lost")
         if not self.succeeded and task["reason"]:

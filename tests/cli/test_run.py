@@ -309,3 +309,4 @@ def test_the_last_line_has_what_faults_have_cost() -> None:
     assert (ending.document()["faults_healed"], ending.document()["lost_s"]) == (2, 3.0)
     left = Ending(dict(task(state="degraded", reason="r", step=2)), [], [])
     assert left.line() == "gpt goes on (degraded) at step 2 of 5; r"
+    assert Ending(dict(task(steps=None)), [], []).line() == "gpt succeeded at step 5"

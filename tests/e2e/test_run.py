@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -113,6 +114,11 @@ class Running:
         return code
 
 
+def steps_of(running: Running) -> list[int]:
+    """Return the steps that were printed as done."""
+    return [int(step) for step in re.findall(r"\| step (\d+)", running.out)]
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """The working directory, in which the script is slow."""
@@ -130,10 +136,13 @@ def test_one_command_gives_a_healed_run(folder: Path) -> None:
         assert task["spec"]["workers"] == {"min": 1, "max": 2}
         os.kill(rank(task, 1)["pid"], signal.SIGKILL)
         running.until(lambda: "generation 2 from" in running.out)
+    (api,) = (pid for pid in processes_of(running.run_dir) if "services.api.main" in psutil.Process(pid).cmdline())
+    os.kill(api, signal.SIGKILL)  # it is started again, and nothing of the output is lost or comes twice
     (folder / "slow").unlink()
     assert running.end() == 0, running.err
     assert processes_of(running.run_dir) == []
     assert f"| at {folder} 7 {len(TOKEN)} found\n" in running.out
+    assert steps_of(running) == [*range(1, STEPS + 1)]
     last = running.err.splitlines()[-1]
     assert re.fullmatch(rf"unicron: train succeeded at step {STEPS} of {STEPS}; 1 fault healed, \S+ s lost; \S+", last)
     assert "process-exit" in (folder / last.split()[-1]).read_text()
@@ -162,5 +171,4 @@ def test_ctrl_c_stops_it_with_a_checkpoint_and_the_same_command_goes_on(folder: 
     again = Running(folder)
     assert again.end() == 0, again.err
     assert f"train goes on from step {found[1]};" in again.err
-    steps = [int(step) for step in re.findall(r"\| step (\d+)", again.out)]
-    assert steps == [*range(int(found[1]) + 1, STEPS + 1)], "nothing of the earlier runs is printed again"
+    assert steps_of(again) == [*range(int(found[1]) + 1, STEPS + 1)], "nothing of the earlier runs is printed again"
