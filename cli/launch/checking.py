@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from shared.launch.check import Check
@@ -24,12 +24,16 @@ SENTENCES = {
 
 
 class Checked(NamedTuple):
-    """A command line, its script, and the verdict on it. ``path``: the script's file; None: it is not here."""
+    """A command line, its script, its arguments, and the verdict.
+
+    ``path``: the script's file; None: it is not here. ``values``: of Megatron-LM's arguments, by their names there.
+    """
 
     launch: Launch
     script: Script
     check: Check
     path: Path | None
+    values: dict[str, Any]
 
     @property
     def name(self) -> str:
@@ -56,8 +60,9 @@ def checked(command: list[str]) -> Checked:
     own = None
     if script.loop is Loop.MEGATRON_LM and is_here(script, [*folders, *map(Path, sys.path)]):
         own = own_arguments(launch, script, os.environ)
-    found = check(launch, script, own or read_arguments(launch.arguments), own_parser=own is not None)
-    return Checked(launch, script, found, script.path or _program(launch.script))
+    arguments = own or read_arguments(launch.arguments)
+    found = check(launch, script, arguments, own_parser=own is not None)
+    return Checked(launch, script, found, script.path or _program(launch.script), arguments.values)
 
 
 def installed_core() -> str:

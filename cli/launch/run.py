@@ -116,6 +116,7 @@ def run(
             say(line)
     ending, left = asyncio.run(course(launched))
     if ending is None:
+        say("interrupted before the task was submitted")
         raise typer.Exit(INTERRUPTED)
     say(ending.line())
     if output is Format.JSON:

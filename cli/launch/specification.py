@@ -21,10 +21,10 @@ USUAL_VOCABULARY = 50_257
 """Tokens where Megatron-LM's arguments leave their number to the tokenizer: GPT-2's. Only the planner's estimates of
 time and memory use it."""
 
-MOST_RESTARTS = 1000
-"""What ``max_restarts`` may be; torchrun takes any number."""
+MOST_RESTARTS, MOST_EVERY = 1000, 1_000_000
+"""What ``max_restarts`` and ``checkpoint.every`` may be; torchrun and Megatron-LM take any number."""
 
-_PARTS = ("model", "batch", "parallel")
+_PARTS = ("model", "batch", "parallel", "checkpoint")
 """Fields of which the arguments and a file may each say a part."""
 
 _OPTIONS = {
@@ -153,8 +153,16 @@ def _planned(found: Checked, *, restart: bool) -> dict[str, Any]:
     model = {"vocabulary": USUAL_VOCABULARY, **_said(known["model"])}
     planned = {"model": model, "batch": _said(known["batch"])} | _said({"steps": known["steps"]})
     if not restart:
-        return {**planned, "parallel": dict(known["parallel"])}
+        return {**planned, "parallel": dict(known["parallel"])} | _saved(found)
     return {} if [*_lacking(planned, found)] else planned
+
+
+def _saved(found: Checked) -> dict[str, Any]:
+    """Return how often a task is saved: as often as the user has Megatron-LM save it."""
+    every = found.values.get("save_interval")
+    if found.script.loop is not Loop.MEGATRON_LM or not found.values.get("save") or not every:
+        return {}
+    return {"checkpoint": {"every": min(every, MOST_EVERY)}}
 
 
 def _said(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -96,6 +96,9 @@ def test_a_file_says_what_the_arguments_do_not(folder: Path) -> None:
     spec = of(f"pretrain_gpt.py {MODEL} --train-iters 7", base={"batch": {"global": 16}, "model": {"vocabulary": 99}})
     assert (spec["batch"], spec["model"]["vocabulary"], spec["steps"]) == ({"global": 16, "micro": 1}, 99, 7)
     assert spec["workers"] == {"min": 1}
+    saved = of(f"pretrain_gpt.py {MEGATRON} --save a --save-interval 7", base={"checkpoint": {"keep": 3}})
+    assert saved["checkpoint"] == {"every": 7, "keep": 3}
+    assert "checkpoint" not in of(f"pretrain_gpt.py {MEGATRON} --save-interval 7")
 
 
 def test_a_file_has_its_paths_from_its_own_folder(folder: Path) -> None:
