@@ -178,12 +178,13 @@ def child() -> int:
     path, code = Path(os.environ[environment.SPEC]), 0
     try:
         task = spec.load(path)
+        if task.script:
+            enter_directory()
         if task.loop == spec.RESTART:
             from unicron.whole_restart import rank
 
             rank.run(task)
-        if task.script:
-            enter_directory()
+        elif task.script:
             run_script(task.script, task.arguments, module=task.module, loop=task.loop)
         else:
             train(path)

@@ -115,9 +115,22 @@ def unused(found: Checked) -> Iterator[str]:
     outer = [name for name in found.launch.launchers if name not in SHELLS | TORCHRUN]
     if outer:
         yield f"not run: {', '.join(outer)}; node agents start the processes"
-    interpreter = found.launch.interpreter
-    if interpreter and os.path.dirname(shutil.which(interpreter) or "") != os.path.dirname(sys.executable):
-        yield f"not run: {interpreter}; the script runs in the Python of the node agents (here {sys.executable})"
+    if found.check.verdict.value != "restart" and (other := other_interpreter(found.launch)):
+        yield f"not run: {other}; the script runs in the Python of the node agents (here {sys.executable})"
+
+
+def other_interpreter(launch: Launch) -> str:
+    """Return the interpreter that a command line means, if it is of another environment than this one; else nothing.
+
+    It is the one that is named, or the one beside torchrun, as which ``torchrun`` alone is found on the path.
+    """
+    named = launch.interpreter
+    if not named and "torchrun" in launch.launchers and (torchrun := shutil.which("torchrun")):
+        named = os.path.join(os.path.dirname(torchrun), "python")
+    found = named if os.path.isabs(named) else shutil.which(named) if named else None
+    if not found or os.path.dirname(found) == os.path.dirname(sys.executable):
+        return ""
+    return os.path.abspath(found)
 
 
 def said(found: Checked) -> Iterator[str]:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from cli.output import SHORT_ID
 from cli.waiting import Record
+from unicron_client.answers import step_of
 from unicron_client.resources import ENDED, Client
 from unicron_client.transport import Params
 
@@ -64,8 +65,8 @@ class Ending(NamedTuple):
         """Return it as a line."""
         task = self.task
         how = task["state"] if task["state"] in ENDED else f"goes on ({task['state']})"
-        of = "" if task["steps"] is None else f" of {task['steps']}"  # a script that restarts whole need not say
-        parts = [f"{task['name']} {how} at step {task['step']}{of}"]
+        known = task["steps"] is not None or task["step"]  # a script that restarts whole need not say
+        parts = [f"{task['name']} {how}{f' at step {step_of(task)}' if known else ''}"]
         if self.healed:
             parts.append(f"{self.healed} fault{'s' * (self.healed > 1)} healed, {self.lost_s:.1f} s lost")
         if not self.succeeded and task["reason"]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cli.launch.checking import Checked
+from cli.launch.checking import Checked, other_interpreter
 from shared.errors import InvalidInput
 from shared.launch.check import Verdict
 from shared.launch.script import Loop
@@ -75,6 +75,8 @@ def specification(found: Checked, given: Given) -> dict[str, Any]:
     if restart:
         spec["loop"] = RESTART
         spec.setdefault("max_restarts", DEFAULT_MAX_RESTARTS)
+        if python := other_interpreter(found.launch):
+            spec.setdefault("python", python)
     elif found.script.loop is Loop.MEGATRON_LM:
         spec["loop"] = Loop.MEGATRON_LM.value
     if found.launch.max_restarts is not None:

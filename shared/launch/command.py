@@ -37,8 +37,8 @@ class Launch:
 
     Exactly one of ``script`` (a path, or the name of a program) and ``module`` is not empty. ``environment``: variables
     set in front. ``launchers``: programs in front of the interpreter, the outermost first. ``interpreter``: the Python
-    that is named; empty: none is. ``per_node``, ``nodes``, ``max_restarts``: torchrun's, None where they are not given
-    or no numbers.
+    that is named, or that beside a torchrun with a path; empty: neither is. ``per_node``, ``nodes``, ``max_restarts``:
+    torchrun's, None where they are not given or no numbers.
     """
 
     script: str = ""
@@ -80,7 +80,8 @@ def _parse(tokens: list[str], found: Launch) -> Launch:
     if first == "-m":
         return _module(rest, found)
     if name in TORCHRUN:
-        return _torchrun(rest, replace(found, launchers=(*found.launchers, "torchrun")))
+        beside = f"{first.removesuffix(name)}python" if first != name else found.interpreter
+        return _torchrun(rest, replace(found, launchers=(*found.launchers, "torchrun"), interpreter=beside))
     if _PYTHON.match(name):
         return _python(rest, replace(found, interpreter=first))
     if name in SHELLS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,26 @@ def test_the_lines_say_how_the_task_runs_and_what_is_not_run() -> None:
     assert "whole restarts" in lines[0]
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["--fp16", "--tp-comm-overlap"]
     assert "--bf16" in lines[1]
-    assert [line.split(";")[0] for line in unused(found)] == ["not run: srun", "not run: /opt/x/bin/python3"]
+    assert [line.split(";")[0] for line in unused(found)] == ["not run: srun"]
     assert any("run.steps()" in line for line in said(checked(["torchrun", "plain.py"])))
     assert [*unused(checked(["torchrun", "plain.py"]))] == []
+
+
+def test_a_whole_restart_runs_in_the_interpreter_that_its_command_means(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = folder / "env" / "bin"
+    place.mkdir(parents=True)
+    for name in ("python", "torchrun"):
+        (place / name).write_text("#!/bin/sh\n")
+        (place / name).chmod(0o755)
+    python = str(place / "python")
+    assert of(f"{python} plain.py", workers=1)["python"] == python
+    assert of(f"{place}/torchrun --nproc-per-node 2 plain.py", workers=2)["python"] == python
+    assert "python" not in of("plain.py", workers=1)
+    monkeypatch.setenv("PATH", str(place))
+    assert of("torchrun --nproc-per-node 2 plain.py", workers=2)["python"] == python
+    assert "python" not in of(f"{sys.executable} plain.py", workers=1), "it is the node agents' own"
+    assert [*unused(checked([python, "plain.py"]))] == []
+    (line,) = unused(checked([python, "healed.py"]))
+    assert line.startswith(f"not run: {python}; the script runs in the Python of the node agents")

@@ -49,6 +49,25 @@ for step in run.steps():
 """
 """Works where it is run, with variables of all kinds; slow as long as a file exists."""
 
+PLAIN = """
+import os, pathlib, sys, time
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+saved = pathlib.Path("saved")
+begin = int(saved.read_text()) if saved.exists() else 0
+for step in range(begin + 1, int(sys.argv[1]) + 1):
+    dist.all_reduce(torch.ones(1))
+    if dist.get_rank() == 0:
+        pathlib.Path("new").write_text(str(step))
+        pathlib.Path("new").rename(saved)
+        print("step", step, flush=True)
+    if os.path.exists("slow"):
+        time.sleep(0.05)
+dist.destroy_process_group()
+"""
+"""A loop of its own, without a line of the library, that goes on from where it was."""
+
 STEPS = 300
 
 REST = {
@@ -57,22 +76,24 @@ REST = {
     "steps": STEPS,
 }
 
+SPEC = ("--spec", "rest.yaml")
+
 TOKEN = "not-to-be-written"
 
 
 class Running:
     """A run of the script in a folder, by torchrun's command line."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, script: str = SCRIPT) -> None:
         self.folder, self.run_dir = folder, folder / "run"
         (folder / "lib").mkdir(exist_ok=True)
         (folder / "lib" / "beside.py").write_text("FOUND = 'found'\n")
-        (folder / "train.py").write_text(SCRIPT)
+        (folder / "train.py").write_text(script)
         (folder / "rest.yaml").write_text(yaml.safe_dump(REST))
         self._out, self._err = (folder / "out").open("wb"), (folder / "err").open("wb")
         command = ["PYTHONPATH=lib", "MINE=7", "torchrun", "--nproc-per-node", "2", "train.py", str(STEPS)]
         self.process = subprocess.Popen(
-            [*UNICRON, "run", "--run-dir", "run", "--spec", "rest.yaml", *options, "--", *command],
+            [*UNICRON, "run", "--run-dir", "run", *options, "--", *command],
             cwd=folder,
             env=os.environ | {"MY_TOKEN": TOKEN},
             stdin=subprocess.DEVNULL,
@@ -129,7 +150,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_one_command_gives_a_healed_run(folder: Path) -> None:
-    running = Running(folder)
+    running = Running(folder, *SPEC)
     with running.at_work() as client:
         task = client.task("train")
         assert task["spec"]["env"] == {"UNICRON_WORKING_DIRECTORY": str(folder)}
@@ -150,14 +171,30 @@ def test_one_command_gives_a_healed_run(folder: Path) -> None:
     assert kept == [], "a variable that processes inherit is written nowhere"
 
 
+def test_a_script_without_a_line_of_the_library_restarts_whole(folder: Path) -> None:
+    running = Running(folder, script=PLAIN)
+    with running.at_work() as client:
+        assert client.task("train")["spec"]["loop"] == "restart"
+        scripts = [pid for pid in processes_of(running.run_dir) if "-u" in psutil.Process(pid).cmdline()]
+        assert len(scripts) == 2
+        os.kill(scripts[1], signal.SIGKILL)
+        running.until(lambda: running.out.count("generation 2 from script") == 2)
+    (folder / "slow").unlink()
+    assert running.end() == 0, running.err
+    assert processes_of(running.run_dir) == []
+    assert steps_of(running) == [*range(1, STEPS + 1)]
+    last = running.err.splitlines()[-1]
+    assert re.fullmatch(r"unicron: train succeeded; 1 fault healed, \S+ s lost; \S+", last)
+
+
 def test_ctrl_c_stops_it_with_a_checkpoint_and_the_same_command_goes_on(folder: Path) -> None:
-    killed = Running(folder)
+    killed = Running(folder, *SPEC)
     killed.at_work().http.close()
     killed.process.kill()
     killed.end()
     until_gone(killed.run_dir)
 
-    stopped = Running(folder, "--on-interrupt", "stop")
+    stopped = Running(folder, *SPEC, "--on-interrupt", "stop")
     stopped.at_work().http.close()
     assert "train goes on" in stopped.err
     stopped.process.send_signal(signal.SIGINT)
@@ -168,7 +205,7 @@ def test_ctrl_c_stops_it_with_a_checkpoint_and_the_same_command_goes_on(folder: 
     assert Path(found[2]).is_dir()
 
     (folder / "slow").unlink()
-    again = Running(folder)
+    again = Running(folder, *SPEC)
     assert again.end() == 0, again.err
     assert f"train goes on from step {found[1]};" in again.err
     assert steps_of(again) == [*range(int(found[1]) + 1, STEPS + 1)], "nothing of the earlier runs is printed again"
