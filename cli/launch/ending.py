@@ -68,7 +68,8 @@ class Ending(NamedTuple):
         known = task["steps"] is not None or task["step"]  # a script that restarts whole need not say
         parts = [f"{task['name']} {how}{f' at step {step_of(task)}' if known else ''}"]
         if self.healed:
-            parts.append(f"{self.healed} fault{'s' * (self.healed > 1)} healed, {self.lost_s:.1f} s lost")
+            what = "until the script ran again" if task["spec"].get("loop") == "restart" else "lost"
+            parts.append(f"{self.healed} fault{'s' * (self.healed > 1)} healed, {self.lost_s:.1f} s {what}")
         if not self.succeeded and task["reason"]:
             parts.append(str(task["reason"]))
         if task["state"] == "stopped" and task["checkpoint"]:

@@ -59,7 +59,7 @@ def _hang_limits(client: Client, shown: dict[str, Any]) -> str | None:
     """Return for how long ranks may make no progress now, in words; None where the detector does not say."""
     from shared.errors import UnicronError
 
-    if not shown["ranks"]:
+    if not shown["ranks"] or shown["spec"].get("loop") == "restart":
         return None
     try:
         found = client.get(f"/v1/limits/{quote(shown['name'], safe='')}")

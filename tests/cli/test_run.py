@@ -300,7 +300,16 @@ def incident(begin: int, resumed: int | None) -> dict[str, Any]:
 
 
 def task(**fields: Any) -> Mapping[str, Any]:
-    return {"name": "gpt", "state": "succeeded", "step": 5, "steps": 5, "reason": "", "checkpoint": None, **fields}
+    return {
+        "name": "gpt",
+        "state": "succeeded",
+        "step": 5,
+        "steps": 5,
+        "reason": "",
+        "checkpoint": None,
+        "spec": {},
+        **fields,
+    }
 
 
 def test_the_last_line_has_what_faults_have_cost() -> None:
@@ -310,3 +319,7 @@ def test_the_last_line_has_what_faults_have_cost() -> None:
     left = Ending(dict(task(state="degraded", reason="r", step=2)), [], [])
     assert left.line() == "gpt goes on (degraded) at step 2 of 5; r"
     assert Ending(dict(task(steps=None)), [], []).line() == "gpt succeeded at step 5"
+    whole = task(steps=None, step=0, spec={"loop": "restart"})
+    assert Ending(dict(whole), [incident(3, 5)], []).line() == (
+        "gpt succeeded; 1 fault healed, 2.0 s until the script ran again"
+    )

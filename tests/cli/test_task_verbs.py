@@ -197,3 +197,28 @@ async def test_stop_says_what_cannot_be_saved(api: Server, unicron: Unicron) -> 
         return bool(reason == "stopped as asked, not saved: there is no checkpoint, and 9 steps are lost")
 
     await until(stopped)
+
+
+async def test_show_says_why_a_task_restarts_whole_and_what_to_write_instead(
+    api: Server, unicron: Unicron, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("import torch\n")
+    whole = {"script": "train.py", "loop": "restart", "workers": {"min": 4, "max": 4}}
+    megatron = ["--num-layers", "2", "--fp16", "--tp-comm-overlap", "--lr", "1"]
+    for name, more in (("plain", {}), ("settings", {"arguments": megatron, "steps": 9})):
+        (tmp_path / "spec.yaml").write_text(yaml.safe_dump({"name": name, **whole, **more}))
+        outcome = await unicron("submit", str(tmp_path / "spec.yaml"))
+        assert outcome.code == 0, outcome.err
+    plain, settings = [(await unicron("show", name)).out for name in ("plain", "settings")]
+    assert [line.split(maxsplit=1)[1] for line in plain.splitlines() if line.startswith(("step ", "layout "))] == [
+        "unknown", "the script's own"
+    ]  # fmt: skip
+    assert plain.endswith("since its loop is its own: docs/launching.md has what to write instead\n")
+    assert "step                   0 of 9\n" in settings
+    assert "starts it again from its own checkpoint, for these settings\n" in settings
+    assert [line.split()[:2] for line in settings.splitlines()[-2:]] == [
+        ["--fp16", "restart"], ["--tp-comm-overlap", "speed-off"]
+    ]  # fmt: skip
+    shown = json.loads((await unicron("show", "plain", "-o", "json")).out)
+    assert (shown["steps"], shown["spec"]["workers"], "model" in shown["spec"]) == (None, {"min": 4, "max": 4}, True)
+    assert "plain" in (await unicron("ps")).out

@@ -184,7 +184,7 @@ def test_a_script_without_a_line_of_the_library_restarts_whole(folder: Path) -> 
     assert processes_of(running.run_dir) == []
     assert steps_of(running) == [*range(1, STEPS + 1)]
     last = running.err.splitlines()[-1]
-    assert re.fullmatch(r"unicron: train succeeded; 1 fault healed, \S+ s lost; \S+", last)
+    assert re.fullmatch(r"unicron: train succeeded; 1 fault healed, \S+ s until the script ran again; \S+", last)
 
 
 def test_ctrl_c_stops_it_with_a_checkpoint_and_the_same_command_goes_on(folder: Path) -> None:
