@@ -91,7 +91,7 @@ def _unreadable(script: Script, arguments: Arguments) -> list[Finding]:
     ]
     for option in arguments.unknown:
         if f'"{option}"' not in script.text and f"'{option}'" not in script.text:
-            why = f"no release of Megatron-LM core {_RANGE} has it, so a fork's training module reads it"
+            why = "no release of Megatron-LM core 0.16 to 0.19 has it, so a fork's training module reads it"
             found.append(Finding(option, None, Effect.RESTART, why, "an argument that the script itself adds, or none"))
     return found
 

@@ -74,11 +74,13 @@ def apply() -> None:
     cuda.reset_peak_memory_stats = cuda.empty_cache = lambda *args, **kwargs: None
 
     import megatron.core.datasets.utils as datasets
-    import megatron.legacy.fused_kernels as kernels
     import megatron.training as training
     import megatron.training.initialize as initialize
 
-    kernels.load = lambda args: None  # calls nvcc
+    with contextlib.suppress(ImportError):  # core 0.17 has none
+        import megatron.legacy.fused_kernels as kernels
+
+        kernels.load = lambda args: None  # calls nvcc
     datasets.compile_helpers = lambda: None  # the wheel has them compiled
     stock = initialize.initialize_megatron
 

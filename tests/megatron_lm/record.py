@@ -1,7 +1,8 @@
 """Record names and parameters of every seam of a checkout of Megatron-LM: ``python -m tests.megatron_lm.record``.
 
-The environment variable ``UNICRON_MEGATRON_LM`` names the checkout. The table is compared with the record everywhere,
-and the record with the checkout where there is one, so that the table cannot match its author alone.
+The record has an entry for each release. The environment variable ``UNICRON_MEGATRON_LM`` names the checkout. The table
+is compared with the record everywhere, and the record with the checkout where there is one, so that the table cannot
+match its author alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import json
 import os
 from pathlib import Path
 
-from unicron.megatron_lm.seams import SEAMS, VERSION, Seam
+from shared.launch.script import core_of
+from unicron.megatron_lm.seams import SEAMS, Seam
 
 RECORD = Path(__file__).with_name("seams.json")
 
@@ -46,5 +48,6 @@ def of_checkout(checkout: Path) -> dict[str, list[str] | None]:
 
 
 if __name__ == "__main__":
-    found = {VERSION: of_checkout(Path(os.environ["UNICRON_MEGATRON_LM"]))}
+    checkout = Path(os.environ["UNICRON_MEGATRON_LM"])
+    found = json.loads(RECORD.read_text()) | {core_of([checkout]): of_checkout(checkout)}
     RECORD.write_text(json.dumps(found, indent=1) + "\n")

@@ -12,24 +12,26 @@ from typing import Any
 
 import pytest
 
+from shared.launch.script import core_of
 from tests.megatron_lm.record import RECORD, of_checkout
 from unicron.errors import InvalidSpec, SeamDiffers
 from unicron.megatron_lm import seams, settings
 from unicron.megatron_lm.samples import sample_ids
-from unicron.megatron_lm.seams import SEAMS, VERSION, Seam
+from unicron.megatron_lm.seams import SEAMS, VERSIONS, Seam
 
 CHECKOUT = os.environ.get("UNICRON_MEGATRON_LM", "")
 
 
-def recorded() -> dict[str, Any]:
-    """Return the parameters of all seams in the recorded release."""
-    found: dict[str, Any] = json.loads(RECORD.read_text())[VERSION]
+def recorded(version: str = VERSIONS[-1]) -> dict[str, Any]:
+    """Return the parameters of all seams in a recorded release."""
+    found: dict[str, Any] = json.loads(RECORD.read_text())[version]
     return found
 
 
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
-def test_the_table_is_that_of_the_recorded_release(seam: Seam) -> None:
-    has = recorded()[seam.name]
+def test_the_table_is_that_of_the_recorded_releases(seam: Seam, version: str) -> None:
+    has = recorded(version)[seam.name]
     if seam.way == "replaced":
         assert list(seam.parameters) == has
     else:
@@ -39,7 +41,8 @@ def test_the_table_is_that_of_the_recorded_release(seam: Seam) -> None:
 @pytest.mark.skipif(not CHECKOUT, reason="UNICRON_MEGATRON_LM names no checkout")
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
 def test_the_record_is_that_of_the_checkout(seam: Seam) -> None:
-    assert of_checkout(Path(CHECKOUT))[seam.name] == recorded()[seam.name]
+    checkout = Path(CHECKOUT)
+    assert of_checkout(checkout)[seam.name] == recorded(core_of([checkout]))[seam.name]
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from unicron.errors import SeamDiffers
 
-VERSION = "0.16.1"
-"""The release of Megatron-LM that the table is for."""
+VERSIONS = ("0.16.0", "0.16.1", "0.17.1")
+"""The releases of Megatron-LM that the table is for: their seams are the same."""
 
 TRAINING = "megatron.training.training"
 
@@ -204,7 +204,7 @@ def check() -> None:
     problems = {seam.name: problem for seam in SEAMS if (problem := seam.problem())}
     if problems:
         raise SeamDiffers(
-            f"this Megatron-LM is not as {VERSION} is, which unicron.megatron_lm is for: "
+            f"this Megatron-LM is not as {', '.join(VERSIONS)} are, which unicron.megatron_lm is for: "
             + "; ".join(problems.values()),
             tuple(problems),
         )

@@ -65,6 +65,8 @@ REFUSED = (
 _LATE = "gradients of weights would come after the backward pass, when the micro-batch is already committed"
 _GRAPH = "a captured graph goes on using the process groups of the generation that captured it"
 _GROUPS = "its buffers belong to process groups that a fault replaces"
+_OF_GROUPS = ("enable_gloo_process_groups", "use_gloo_process_groups")
+"""Names of one argument, before and from core 0.17 on."""
 
 OFF = (
     (
@@ -86,7 +88,7 @@ OFF = (
     ("enable_ft_package", False, "the detector finds the fault that it would answer"),
     ("async_save", False, "a process that writes on would outlive the attempt that began it"),
     ("exit_signal_handler", False, "a task is stopped by its services"),
-    ("enable_gloo_process_groups", False, "the library makes the groups"),
+    *((name, False, "the library makes the groups") for name in _OF_GROUPS),
     ("adlr_autoresume", False, "a task is resumed by its services"),
     ("check_weight_hash_across_dp_replicas_interval", None, "the library compares parameters itself"),
     ("wandb_project", "", "its process belongs to one rank, which may be lost"),
@@ -139,7 +141,7 @@ def switch_off(args: Any) -> None:
         given = getattr(args, name, value)
         if given != value:
             setattr(args, name, value)
-            if name not in ("rerun_mode", "enable_gloo_process_groups"):  # these are defaults, which nobody has written
+            if name not in ("rerun_mode", *_OF_GROUPS):  # these are defaults, which nobody has written
                 print(f"unicron: --{name.replace('_', '-')} is off: {reason}", file=sys.stderr, flush=True)
 
 
