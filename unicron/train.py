@@ -15,10 +15,11 @@ import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from unicron.errors import WrongLoop
 from unicron.megatron import cpu as megatron_cpu
+from unicron.process import output, processes
 from unicron.protocol import environment
 from unicron.trainer import spec
 
@@ -127,8 +128,7 @@ def run_script(script: str, arguments: Sequence[str] = (), *, module: str = "", 
     """
     path = Path(script).resolve()
     sys.argv = [str(path), *arguments]
-    above = len(module.split(".")) - (path.name != "__main__.py") if module else 0
-    sys.path.insert(0, str(path.parents[above]))
+    sys.path.insert(0, _folder_of(script, module))
     if loop == spec.MEGATRON_LM:
         from unicron.megatron_lm.script import replace_pretrain
 
@@ -137,6 +137,13 @@ def run_script(script: str, arguments: Sequence[str] = (), *, module: str = "", 
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(str(path), run_name="__main__")
+
+
+def _folder_of(script: str, module: str) -> str:
+    """Return the folder that is first on the path: the script's, or that of the module's outermost package."""
+    path = Path(script).resolve()
+    above = len(module.split(".")) - (path.name != "__main__.py") if module else 0
+    return str(path.parents[above])
 
 
 def enter_directory() -> None:
@@ -149,6 +156,32 @@ def enter_directory() -> None:
         os.chdir(folder)
     folders = (os.path.abspath(part) for part in environment.text(environment.SEARCH_PATH).split(os.pathsep) if part)
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
+
+
+def foreign_core(script: str, module: str = "") -> str:
+    """Return the folder in which a script finds another megatron-core than this process has imported; empty: none.
+
+    A process is forked with the megatron-core of the node agent's environment. A script of a checkout of Megatron-LM
+    has that of the checkout, and modules of both would not fit together.
+    """
+    loaded = getattr(sys.modules.get("megatron.core"), "__file__", None)
+    if loaded is None:
+        return ""
+    for place in (_folder_of(script, module), *sys.path):
+        found = os.path.join(place or os.curdir, "megatron", "core", "__init__.py")
+        if os.path.isfile(found):
+            return "" if os.path.samefile(found, loaded) else os.path.abspath(place or os.curdir)
+    return ""
+
+
+def begin_anew(folder: str) -> NoReturn:
+    """Replace this forked process by a fresh interpreter, which looks for modules in a folder first."""
+    os.set_inheritable(processes.stacks_descriptor, True)
+    folders = (folder, environment.text(environment.SEARCH_PATH))
+    os.environ[environment.SEARCH_PATH] = os.pathsep.join(filter(None, folders))
+    os.environ[environment.STACKS] = str(processes.stacks_descriptor)
+    print(f"unicron: megatron-core is that of {folder}", flush=True)
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "unicron.train", "--begun-anew"])
 
 
 def imports() -> None:
@@ -180,6 +213,8 @@ def child() -> int:
         task = spec.load(path)
         if task.script:
             enter_directory()
+            if task.loop != spec.RESTART and (folder := foreign_core(task.script, task.module)):
+                begin_anew(folder)
         if task.loop == spec.RESTART:
             from unicron.whole_restart import rank
 
@@ -216,13 +251,26 @@ def _exit_code(end: SystemExit) -> int:
     return 1
 
 
+def _go_on() -> NoReturn:
+    """Go on as the forked process that this interpreter has replaced, and end as it would."""
+    output.protect()
+    processes.write_stacks_to(int(os.environ.pop(environment.STACKS, "2")))
+    code = child()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="unicron.train", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--spec", type=Path, default=os.environ.get(environment.SPEC), help="task specification (JSON)")
     parser.add_argument("--directory", default="", help="where checkpoints and results go")
     parser.add_argument("--checkpoint", default="", help="checkpoint to start from")
+    parser.add_argument("--begun-anew", action="store_true", help=argparse.SUPPRESS)  # ``begin_anew``
     options = parser.parse_args(arguments)
+    if options.begun_anew:
+        _go_on()
     if options.spec is None:
         parser.error(f"--spec is needed (or {environment.SPEC})")
     megatron_cpu.enable()

@@ -147,8 +147,9 @@ async def train(
     script = write_script(folder, f"{extra} --train-iters {steps}")
     spec = spec_file(exact=False, deterministic_sums=True, steps=steps, script=str(script))
     workers = ["w0", "w1"]
+    where = {"PYTHONPATH": os.pathsep.join(filter(None, (CHECKOUT, os.environ.get("PYTHONPATH"))))}
     for worker in workers:
-        await a.fork(worker, spec, {"UNICRON_TEST_FAULT": lost and f"w1:{lost}"})
+        await a.fork(worker, spec, {"UNICRON_TEST_FAULT": lost and f"w1:{lost}", **where})
     generation = await a.configure(dict.fromkeys(workers, "initial"))
     if lost:
         await a.until(lambda: "w1" in a.exits, 200)
@@ -156,7 +157,7 @@ async def train(
         members = {"w0": "live"}
         if replaced:
             generation = await a.configure(members, stage="interrupted", fault_step=PLACES[lost])
-            await a.fork("w2", spec, {})
+            await a.fork("w2", spec, where)
             await a.resumed(generation)
             await a.drain(["w0"])
             members["w2"] = "take"

@@ -91,6 +91,10 @@ def redirect(output: int) -> None:
     os.close(output)
 
 
+stacks_descriptor = 2
+"""Where ``write_stacks`` has this process's stacks written."""
+
+
 def write_stacks(path: str | None) -> None:
     """Have the main thread's Python stack written on SIGUSR2, and those of all before a fatal signal ends the process.
 
@@ -104,10 +108,17 @@ def write_stacks(path: str | None) -> None:
         path: the file to write to; None, or one that cannot be written: standard error. To be opened before the process
             changes its user, since it belongs to the node agent, which empties and reads it.
     """
+    global stacks_descriptor
     descriptor = 2
     if path is not None:
         with contextlib.suppress(OSError):
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
             descriptor = os.open(path, flags, 0o600)
+    stacks_descriptor = descriptor
+    write_stacks_to(descriptor)
+
+
+def write_stacks_to(descriptor: int) -> None:
+    """Do as ``write_stacks``, with a file that is open."""
     faulthandler.register(signal.SIGUSR2, file=descriptor, all_threads=False)
     faulthandler.enable(file=descriptor, all_threads=True)

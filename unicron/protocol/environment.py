@@ -48,6 +48,9 @@ DATA_DIRECTORY = "UNICRON_DATA_DIRECTORY"
 WORKING_DIRECTORY = "UNICRON_WORKING_DIRECTORY"
 """Where a script runs: the folder in which ``unicron run`` was called. Without it: that of the node agent."""
 
+STACKS = "UNICRON_STACKS_DESCRIPTOR"
+"""The open file for a process's stacks, where a fresh interpreter takes the place of the forked process."""
+
 SEARCH_PATH = "PYTHONPATH"
 """Python's own. A process that is forked has started before the task's value of it is known."""
 
