@@ -125,7 +125,7 @@ class DetectorService:
         """Fold the log, then work until cancelled. ``ready`` is called when the signals of agents are received."""
         found = await self._keeper.load() if self._keeper is not None else None
         if found is not None:
-            self.monitor.state, self._position = found.state, found.position
+            self._position, self.monitor.state = found
         self._last = await self._journal.last_position()
         following = asyncio.create_task(self._journal.follow(self._record, consumer=CONSUMER, after=self._position))
         try:

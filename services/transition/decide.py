@@ -1,4 +1,4 @@
-"""The decisions of the transition service: ``decide`` returns the effects that follow from a state.
+"""The decisions of the transition service: ``decide`` returns the effects that follow from an input.
 
 No clock, no randomness, no I/O. The state-moved events that are decided are folded at once (``evolve.fold_moved``).
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from services.transition.evolve import fold_moved
+from services.transition.evolve import fold_moved, hear
 from services.transition.moved_events import moved_phase, part_failed, phase_ended
 from services.transition.phase_commands import commands, prepare_commands
 from services.transition.phases import (
@@ -29,34 +29,38 @@ from services.transition.phases import (
     unready,
 )
 from services.transition.state import (
-    Append,
     Cancel,
     Effect,
     Failure,
+    Input,
     Outcome,
     Part,
     Phase,
     PhaseRun,
+    Replied,
     State,
     Timer,
+    TimerFired,
     TimerName,
     node_of,
 )
 from shared.events.codes import FailureCode
 from shared.events.union import StateMoved
+from shared.service.core import Append
 
 _BESIDE_INTERRUPTED_STAGE = frozenset({Phase.FREE, Phase.PREPARE, Phase.CONFIGURE_TARGET})
 """Phases whose failure leaves the survivors alone: a process that does not start, a failed one that does not end, a
 lost node of the target. The survivors finish their step first, so that their step is known."""
 
 
-def decide(state: State, at: datetime) -> tuple[State, list[Effect]]:
-    """Return the state after all decisions that are due, and their effects.
+def decide(state: State, item: Input, at: datetime) -> tuple[State, list[Effect]]:
+    """Return the state after an input and all decisions that are due, and their effects.
 
-    ``at``: the time of the input that was folded last. Effects are to be performed in order: an ``Append`` is in the
-    log before the commands behind it are sent, so a restarted service never repeats a command that later ones have
-    overtaken.
+    ``at``: the time of the input. Effects are to be performed in order: an ``Append`` is in the log before the commands
+    behind it are sent, so a restarted service never repeats a command that later ones have overtaken.
     """
+    if isinstance(item, Replied | TimerFired):
+        state = hear(state, item)
     effects: list[Effect] = []
     progress = True
     while progress:
@@ -173,7 +177,7 @@ def _complete(state: State, part: Part, at: datetime) -> tuple[State, list[Effec
 
 def _record(state: State, part: Part, event: StateMoved) -> tuple[State, list[Effect]]:
     """Return the state with the event folded, and the effect that appends the event."""
-    return fold_moved(state.with_part(part), event), [Append(event)]
+    return fold_moved(state.with_part(part), event), [Append([event])]
 
 
 # ---- failures

@@ -1,21 +1,19 @@
-"""The fold of the transition service: ``evolve`` takes the state from one input to the next.
+"""The folds of the transition service: ``evolve`` takes the state over an event, ``hear`` over any other input.
 
-No clock, no randomness, no I/O. ``decide`` folds its own state-moved events at once with ``fold_moved``; the fold
-ignores them when the log delivers them later. So a restarted service folds the log, decides, and goes on where the log
-ends.
+No clock, no randomness, no I/O. ``decide`` folds its own state-moved events at once with ``fold_moved``, which ignores
+one that comes again. So a restarted service folds the log, decides, and goes on where the log ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from datetime import datetime
 
 from services.transition.moved_events import moved_phase
 from services.transition.phases import ENDINGS, before, kept, to_release
 from services.transition.state import (
     Failure,
-    Input,
-    Logged,
     Outcome,
     Part,
     Phase,
@@ -30,7 +28,7 @@ from shared.events.plans import TaskChange
 from shared.events.severities import ErrorKind
 from shared.events.union import (
     ErrorDetected,
-    Event,
+    EventBase,
     NodeAdopted,
     NodeJoined,
     NodeLeft,
@@ -50,13 +48,11 @@ from shared.events.union import (
 from shared.messages.commands import Reply
 
 
-def evolve(state: State, event: Input) -> State:
-    """Return the state after an input."""
-    match event:
-        case Logged(record=record):
-            return _logged(state, record.event)
+def hear(state: State, item: Replied | TimerFired) -> State:
+    """Return the state after a reply or a timer."""
+    match item:
         case Replied():
-            return _replied(state, event)
+            return _replied(state, item)
         case TimerFired(plan=plan, task=task, name=name):
             part = state.task(task).part
             return state if part is None or part.plan != plan else _fired(state, part, name)
@@ -97,7 +93,8 @@ def fold_moved(state: State, event: StateMoved) -> State:
 # ---- the log
 
 
-def _logged(state: State, event: Event) -> State:
+def evolve(state: State, event: EventBase, at: datetime) -> State:
+    """Return the state after an event of the log. ``at``: when it was recorded, on which nothing here depends."""
     match event:
         case PlanDecided():
             for change in event.changes:

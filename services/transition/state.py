@@ -13,8 +13,8 @@ from enum import StrEnum
 
 from shared.events.codes import FailureCode
 from shared.events.plans import TaskChange
-from shared.events.union import Event, Recorded
 from shared.messages.commands import Command, Reply
+from shared.service.core import Append, Logged, Started
 from shared.tasks.specification import TaskSpec
 
 SIGNALLED = frozenset({FailureCode.PROCESS_EXITED, FailureCode.RANK_RAISED, FailureCode.NODE_LOST})
@@ -76,13 +76,6 @@ class TransitionLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
-    """A record of the log."""
-
-    record: Recorded
-
-
-@dataclass(frozen=True, slots=True)
 class Replied:
     """An agent's reply to a command; ``reply`` is None if none came within the time-out."""
 
@@ -111,7 +104,7 @@ class TimerFired:
     at: datetime
 
 
-Input = Logged | Replied | TimerFired
+Input = Logged | Started | Replied | TimerFired
 
 
 # ---- effects
@@ -132,13 +125,6 @@ class Cancel:
     """Do not send the command again; its reply no longer matters."""
 
     command_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """Append the event to the log."""
-
-    event: Event
 
 
 @dataclass(frozen=True, slots=True)

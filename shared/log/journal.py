@@ -154,6 +154,14 @@ class Journal:
         """Return the position of the last event; 0 when the log is empty. A database that is away is waited for."""
         return await self.outages.outlast(LOG, self.log.last_position)
 
+    async def position_now(self) -> int:
+        """Return the position of the last event; 0 when the log is empty.
+
+        Raises:
+            Unavailable: the database does not answer. It is not waited for.
+        """
+        return await asyncio.to_thread(self.log.last_position)
+
     async def read(self, *, after: int, limit: int, types: Sequence[str] = ()) -> list[Recorded]:
         """Return records of the table, as ``EventLog.read``. A database that is away is waited for.
 

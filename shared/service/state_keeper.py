@@ -1,9 +1,7 @@
 """The state snapshots of a running service: it starts from the newest, and has one written now and then.
 
     async with StateKeeper(context, KEPT) as keeper:
-        found = await keeper.load()
-        ...
-        keeper.handled(record.position)
+        await Service(context, keeper).run()  # a ``shared.service.runner.Runner``
 
 A process of its own writes (``main`` below, by ``services.<service>.state_snapshot``): it folds the log from the newest
 snapshot on, as a start does. No decision waits for it, neither for the file nor for the interpreter's lock, and what it
@@ -31,7 +29,7 @@ from shared.log.log import EventLog
 from shared.machine.process import PARENT_DEATH_VARIABLE, watch_parent
 from shared.service.frame import Context
 from shared.service.log_lines import log_to_stderr
-from shared.service.state_snapshots import KeptState, StateSnapshot, StateSnapshots
+from shared.service.state_snapshots import KeptState, StateSnapshots
 from shared.settings.model import Settings, read_settings
 
 logger = logging.getLogger(__name__)
@@ -70,8 +68,10 @@ class StateKeeper(Generic[S]):
         self._due = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    async def load(self) -> StateSnapshot[S] | None:
-        """Return the newest snapshot that fits the log, or None. This process's time follows the log's.
+    async def load(self) -> tuple[int, S] | None:
+        """Return the newest snapshot that fits the log, with its position; None if none does.
+
+        This process's time follows the log's.
 
         Raises:
             Corrupt: the event at its position cannot be read back.
@@ -90,7 +90,7 @@ class StateKeeper(Generic[S]):
         await journal.follow_time(found.position)
         self._position = self._written = found.position
         logger.info("starts from the state snapshot at position %d", found.position)
-        return found
+        return found.position, found.state
 
     def handled(self, position: int) -> None:
         """Note that the service has handled the log up to a position: what it has to append for it is in the log."""

@@ -21,6 +21,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -32,6 +33,7 @@ from shared.events.union import Recorded
 from shared.log.log import EventLog
 from shared.machine.durable_files import replace_file
 from shared.model import Model
+from shared.service.core import Evolve
 from shared.service.program_digest import program_sha256
 from shared.service.state_codec import StateCodec
 
@@ -58,7 +60,7 @@ class KeptState(Generic[S]):
         kind: type of the state.
         fold: folds the records after a position (third argument) into the state at that position, which it may change,
             and ends at the latest at another position (fourth). Returns the newest position at which the state has
-            nothing from behind it, and the state there.
+            nothing from behind it, and the state there. ``each_record`` makes one of a core's ``evolve``.
         decider: the planner's, which says more to people than the digest of the code; 0: the service has none.
     """
 
@@ -226,6 +228,17 @@ class StateSnapshots(Generic[S]):
         path = self._path(snapshot.position)
         replace_file(path, header.model_dump_json().encode() + b"\n", text, mode=0o600)
         return path
+
+
+def each_record(evolve: Evolve[S]) -> Callable[[EventLog, S, int, int], tuple[int, S]]:
+    """Return the fold of a service that folds each record in its turn."""
+
+    def fold(log: EventLog, state: S, after: int, until: int) -> tuple[int, S]:
+        for record in takewhile(lambda each: each.position <= until, records(log, after)):
+            state, after = evolve(state, record.event, record.recorded_at), record.position
+        return after, state
+
+    return fold
 
 
 def records(log: EventLog, after: int) -> Iterator[Recorded]:

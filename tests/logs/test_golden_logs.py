@@ -16,7 +16,6 @@ from services.detector.state.cluster import DetectorState
 from services.planner.decide import DECIDER
 from services.planner.replay.replay import Replayer
 from services.transition.evolve import evolve as evolve_transition
-from services.transition.state import Logged
 from services.transition.state import State as TransitionState
 from shared.events.union import EVENT, ErrorDetected, PlanDecided, Recorded, TaskFailed, TaskSubmitted
 from shared.log.log import EventLog
@@ -111,7 +110,7 @@ def test_the_monitor_folds_it(records: list[Recorded]) -> None:
 def test_the_transition_service_folds_it(records: list[Recorded]) -> None:
     state = TransitionState()
     for record in records:
-        state = evolve_transition(state, Logged(record))
+        state = evolve_transition(state, record.event, record.recorded_at)
     assert state.tasks.keys() == {r.event.task for r in records if isinstance(r.event, TaskSubmitted)}
     assert all(task.settled for task in state.tasks.values())
 

@@ -15,7 +15,6 @@ import pytest
 
 from services.planner import decide, log_start
 from services.planner.decide import DECIDER
-from services.planner.log_start import LogStart
 from services.planner.lookahead.table import LookAhead
 from services.planner.main import Planner, serve
 from services.planner.replay.log_fold import Fold
@@ -255,20 +254,26 @@ async def test_the_table_is_made_in_a_thread_and_left_when_the_state_changes(
     settings: Settings, bus: Bus, journal: Journal, log: EventLog
 ) -> None:
     context = Context(settings, bus, journal, asyncio.Event(), "planner")
-    planner = Planner(context, LogStart(0, 0, 0, {}), utc_now)
+    planner = Planner(context)
     planner.look_ahead = table = Endless()
-    looking = asyncio.create_task(planner.keep_looking_ahead())
+    running = asyncio.create_task(planner.run())
     try:
         for index, begun in enumerate(table.begun):
-            (record,) = await journal.append([node(f"n{index}")])
             # The first rebuild runs while the second record is folded: the event loop was not blocked by it.
-            await planner.handle(record)
             assert await asyncio.to_thread(begun.wait, TIMEOUT_S)
             assert len(table.left) == index
+            await journal.append([node(f"n{index}")])
     finally:
-        looking.cancel()
-        await asyncio.wait({looking})
+        running.cancel()
+        await asyncio.wait({running})
     assert threading.get_ident() not in table.threads
+
+
+class WithoutTable(Planner):
+    """A planner that does not look ahead by itself."""
+
+    async def begin(self) -> None:
+        pass
 
 
 async def test_hits_and_misses_are_in_the_health_and_in_the_log_line(
@@ -276,16 +281,16 @@ async def test_hits_and_misses_are_in_the_health_and_in_the_log_line(
 ) -> None:
     caplog.set_level(logging.INFO, "services.planner.main")
     context = Context(settings, bus, journal, asyncio.Event(), "planner")
-    planner = Planner(context, LogStart(0, 0, 0, {}), utc_now)
+    planner = WithoutTable(context)
     for event in (node("n0"), submission("a")):
         (record,) = await journal.append([event])
-        await planner.handle(record)
+        await planner.take(record)
     table = planner.look_ahead
     assert table.hits == 0
-    table.rebuild(planner.fold.state, utc_now())
+    table.rebuild(planner.state, utc_now())
     misses = table.misses
     (record,) = await journal.append([node("n1")])
-    await planner.handle(record)
+    await planner.take(record)
     counters = (await context.health()).counters
     assert (counters["look_ahead_hits"], counters["look_ahead_misses"]) == (table.hits, misses)
     assert table.hits > 0

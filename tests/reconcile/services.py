@@ -1,4 +1,4 @@
-"""The services of the simulation: the real cores in shells as thin as ``main`` of each, over a log in memory.
+"""The services of the simulation, over a log in memory: the transition service as it is, and the cores of the others.
 
 A service that is started again starts from a state snapshot of two thirds of the log, or as far as its last run came.
 """
@@ -10,34 +10,43 @@ import functools
 import itertools
 import random
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from types import SimpleNamespace
+from typing import Any, Generic, TypeVar, cast
+
+from prometheus_client import CollectorRegistry
 
 from services.detector.decide import DetectorLimits, Monitor
-from services.detector.decisions.decision import Decision
+from services.detector.evolve import evolve
+from services.detector.incidents import observations
 from services.detector.nodes.leftovers import Clean
+from services.detector.state.cluster import DetectorState
 from services.detector.state.stalls import StallLimits
+from services.detector.state.unlogged import SelfTestQuestion
 from services.detector.state_snapshot import KEPT as DETECTOR
 from services.planner.replay.log_fold import Fold
+from services.planner.state.cluster import State
 from services.planner.state_snapshot import KEPT as PLANNER
-from services.transition import state as transition
-from services.transition.decide import decide
-from services.transition.evolve import evolve
-from services.transition.main import RETRY_S
+from services.transition.main import Transition, limits
 from services.transition.state_snapshot import KEPT as TRANSITION
+from shared.bus.endpoints import Endpoint
 from shared.errors import Unavailable
 from shared.events.union import EVENT, Event, Recorded
-from shared.log.own_events import OwnEvents
-from shared.messages.commands import COMMANDS, Command, ReleaseTask, Reply
+from shared.messages.commands import Command, ReleaseTask, Reply
 from shared.messages.self_test import SelfTestResult
 from shared.messages.signals import Heartbeat, Signal
 from shared.service.changes import Changes
+from shared.service.core import Append, Logged, Started, StateFold
+from shared.service.frame import Context
+from shared.service.runner import Runner
+from shared.service.state_keeper import StateKeeper
 from shared.service.state_snapshots import KeptState
+from shared.settings.model import Settings
 from tests.kept import folded, restored
 from tests.planner.kit import answers_to, recorded_answers
 from tests.reconcile.nodes import Cluster
-from tests.reconcile.virtual import now, watched
+from tests.reconcile.virtual import now
 
 S = TypeVar("S")
 
@@ -56,7 +65,9 @@ LIMITS = DetectorLimits(
     ),
 )
 
-TRANSITION_LIMITS = transition.TransitionLimits(command_s=20.0, resume_s=40.0, grace_s=2.0)
+SETTINGS = Settings(command_timeout_s=20.0, resume_timeout_s=40.0, slow_region_timeout_s=15.0, node_timeout_s=1.5)
+
+TRANSITION_LIMITS = limits(SETTINGS)
 
 
 class Log:
@@ -90,111 +101,112 @@ class Log:
             )
         self.changes.notify()
 
-    async def follow(self, handle: Callable[[Recorded], object]) -> None:
-        for position in itertools.count():
-            await self.changes.until(functools.partial(self._has, position))
-            await asyncio.sleep(self._rng.random() * 0.02)
-            handle(self.records[position])
-
     def _has(self, position: int) -> bool:
         return len(self.records) > position
 
+    async def wait(self, position: int) -> Recorded:
+        """Return the record behind a position, some time after it is there."""
+        await self.changes.until(functools.partial(self._has, position))
+        await asyncio.sleep(self._rng.random() * 0.02)
+        return self.records[position]
 
-def snapshot(kept: KeptState[S], log: Log) -> tuple[int, S]:
-    """Return position and state of a snapshot of the log."""
-    until = min(log.handled.get(kept.service, 0), 2 * len(log.records) // 3)
-    position, state = folded(kept, log.records, until)
-    return position, restored(kept, state)
+
+class ServiceLog(Generic[S]):
+    """The log and the snapshots as a service has them (``shared.service.runner``)."""
+
+    def __init__(self, log: Log, kept: KeptState[S]) -> None:
+        self._log, self._kept = log, kept
+
+    async def append(self, events: Sequence[Event]) -> None:
+        self._log.append(events)
+
+    async def follow(self, handle: Callable[[Recorded], Awaitable[None]], *, consumer: str, after: int) -> None:
+        for position in itertools.count(after):
+            await handle(await self._log.wait(position))
+
+    async def last_position(self) -> int:
+        return len(self._log.records)
+
+    position_now = last_position
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def load(self) -> tuple[int, S]:
+        until = min(self._log.handled.get(self._kept.service, 0), 2 * len(self._log.records) // 3)
+        position, state = folded(self._kept, self._log.records, until)
+        return position, restored(self._kept, state)
+
+    def handled(self, position: int) -> None:
+        self._log.handled[self._kept.service] = position
 
 
-class Service:
-    """One run of a service: ``end`` is its kill."""
+class Bus:
+    """What the transition service calls of the bus: agents' commands, over the network."""
 
-    name: str
-    after: int
-    """Position of the snapshot from which it starts."""
+    connected = True
 
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def call(self, endpoint: Endpoint[Command, Reply], command: Command, node: str) -> Reply:
+        carry_out = functools.partial(self._cluster.command, node, command)
+        return await self._cluster.network.request(node, carry_out, endpoint.timeout_s)
+
+
+class Detector(Runner[DetectorState, Any, Any]):
     def __init__(self, log: Log, cluster: Cluster) -> None:
-        self.log, self.cluster = log, cluster
-        self.tasks: set[asyncio.Task[Any]] = set()
-        self.last = len(log.records)
-        self.position = 0
-        self.own = OwnEvents()
-        self.spawn(log.follow(self._record))
+        own = ServiceLog(log, DETECTOR)
+        fold = StateFold(lambda state, event, at: evolve(state, event), DetectorState())
+        super().__init__(DETECTOR.service, own, fold, now, own)
+        self.monitor = Monitor(limits=LIMITS, started_at=now())
+        self.cluster = cluster
 
-    def spawn(self, work: Any) -> asyncio.Task[Any]:
-        task = watched(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-        return task
+    def decide(self, state: DetectorState, item: Any, at: datetime) -> tuple[DetectorState, list[Any]]:
+        self.monitor.state = state
+        match item:
+            case Started():
+                self.monitor.started_at = at
+                decision = self.monitor.escalate(at)
+            case Logged(record=record):
+                observations.settle(state, record.event, at)
+                decision = self.monitor.escalate(at)
+            case SelfTestQuestion():
+                decision = self.monitor.tested(item, SelfTestResult(incarnation=item.incarnation))
+            case Heartbeat():
+                decision = self.monitor.heartbeat(item, at)
+            case None:
+                self.monitor.echo(at)
+                decision = self.monitor.tick(at)
+            case _:
+                decision = self.monitor.signal(item, at)
+        appends = [Append(decision.events)] if decision.events else []
+        return state, [*appends, *decision.cleans, *decision.tests]
 
-    def end(self) -> None:
-        for task in list(self.tasks):
-            task.cancel()
+    def perform(self, effect: Any) -> None:
+        match effect:
+            case Clean():
+                self.spawn(self._clean(effect), "clean")
+            case SelfTestQuestion():
+                self.spawn(self._feed(effect), "self-test")
 
-    def _record(self, record: Recorded) -> None:
-        if record.position > self.after:
-            self.take(record)
-            self.log.handled[self.name] = record.position
-        self.position = record.position
-        self.log.changes.notify()
-
-    def take(self, record: Recorded) -> None:
-        raise NotImplementedError
-
-
-class Detector(Service):
-    name = DETECTOR.service
-
-    def __init__(self, log: Log, cluster: Cluster) -> None:
-        self.after, state = snapshot(DETECTOR, log)
-        self.monitor = Monitor(limits=LIMITS, started_at=now(), state=state)
-        self.ready = False
-        super().__init__(log, cluster)
-        if self.last == 0:
-            self._begin()
-
-    def _begin(self) -> None:
-        self.ready = True
-        self.monitor.started_at = now()
-        self._carry_out(self.monitor.escalate(now()))
-        self.spawn(self._tick())
-
-    def take(self, record: Recorded) -> None:
-        if self.own.skip(record.event):
-            pass
-        elif self.ready:
-            self._carry_out(self.monitor.record(record.event, now()))
-        else:
-            self.monitor.fold(record.event)
-        if not self.ready and record.position >= self.last:
-            self._begin()
-
-    async def signal(self, signal: Signal) -> None:
-        position = len(self.log.records)
-        if not self.ready:
-            raise Unavailable("starting")
-        await self.log.changes.until(lambda: self.position >= position)
-        self._carry_out(self.monitor.signal(signal, now()))
-
-    def heartbeat(self, heartbeat: Heartbeat) -> None:
-        if self.ready:
-            self._carry_out(self.monitor.heartbeat(heartbeat, now()))
-
-    async def _tick(self) -> None:
+    async def begin(self) -> None:
         while True:
-            self.monitor.echo(now())
-            self._carry_out(self.monitor.tick(now()))
+            await self.feed(None)
             await asyncio.sleep(0.1)
 
-    def _carry_out(self, decision: Decision) -> None:
-        self.own.add(decision.events)
-        self.log.append(decision.events)
-        for clean in decision.cleans:
-            self.spawn(self._clean(clean))
-        for question in decision.tests:
-            result = SelfTestResult(incarnation=question.incarnation)
-            self._carry_out(self.monitor.tested(question, result))
+    async def signal(self, signal: Signal) -> None:
+        if not self.started.is_set():
+            raise Unavailable("starting")
+        await self.has_folded_log()
+        await self.feed(signal)
+
+    def heartbeat(self, heartbeat: Heartbeat) -> None:
+        if self.started.is_set():
+            self.spawn(self._feed(heartbeat), "heartbeat")
+
+    async def _feed(self, item: Any) -> None:
+        await self.feed(item)
 
     async def _clean(self, clean: Clean) -> None:
         command = ReleaseTask(
@@ -210,77 +222,27 @@ class Detector(Service):
             pass
 
 
-class Planner(Service):
-    name = PLANNER.service
-
+class Planner(Runner[State, Logged | Started, Append]):
     def __init__(self, log: Log, cluster: Cluster) -> None:
-        self.after, state = snapshot(PLANNER, log)
-        self.fold = Fold(state=state)
+        own = ServiceLog(log, PLANNER)
+        self.plans = Fold()
+        super().__init__(PLANNER.service, own, self.plans, now, own)
         self.answers = recorded_answers(log.records)
-        super().__init__(log, cluster)
 
-    def take(self, record: Recorded) -> None:
-        if not self.fold.take(record):
-            return
-        if recorded := answers_to(record, self.answers):
-            self.fold.answer(record, [r.event for r in recorded])
-        elif decided := self.fold.decide(record):
-            self.fold.answer(record, decided)
-            self.log.append(decided)
+    async def recorded(self, record: Recorded) -> list[Event] | None:
+        return [answer.event for answer in answers_to(record, self.answers)] or None
+
+    def decide(self, state: State, item: Logged | Started, at: datetime) -> tuple[State, list[Append]]:
+        if not isinstance(item, Logged) or not (decided := self.plans.decide(item.record)):
+            return state, []
+        self.plans.answer(item.record, decided)
+        return self.plans.state, [Append(decided)]
 
 
-class Transition(Service):
-    name = TRANSITION.service
-
-    def __init__(self, log: Log, cluster: Cluster) -> None:
-        self.after, state = snapshot(TRANSITION, log)
-        self.state = replace(state, limits=TRANSITION_LIMITS)
-        self.requests: dict[str, asyncio.Task[None]] = {}
-        super().__init__(log, cluster)
-
-    def take(self, record: Recorded) -> None:
-        self._input(transition.Logged(record))
-
-    def _input(self, item: transition.Input) -> None:
-        if not (isinstance(item, transition.Logged) and self.own.skip(item.record.event)):
-            self.state = evolve(self.state, item)
-        if isinstance(item, transition.Logged) and item.record.position < self.last:
-            return
-        self.state, effects = decide(self.state, now())
-        for effect in effects:
-            self._perform(effect)
-
-    def _perform(self, effect: transition.Effect) -> None:
-        match effect:
-            case transition.Append(event=event):
-                self.own.add([event])
-                self.log.append([event])
-            case transition.Send(command=command):
-                request = self.spawn(self._request(effect))
-                self.requests[command.command_id] = request
-            case transition.Cancel(command_id=command_id):
-                if (waiting := self.requests.get(command_id)) is not None:
-                    waiting.cancel()
-            case transition.Timer():
-                self.spawn(self._wait(effect))
-
-    async def _wait(self, timer: transition.Timer) -> None:
-        await asyncio.sleep(timer.after_s)
-        self._input(transition.TimerFired(timer.plan, timer.task, timer.name, now()))
-
-    async def _request(self, send: transition.Send) -> None:
-        reply: Reply | None = None
-        try:
-            async with asyncio.timeout(send.timeout_s):
-                reply = await self._reply(send.node, send.command)
-        except TimeoutError:
-            pass
-        self._input(transition.Replied(send.command.command_id, reply, now()))
-
-    async def _reply(self, node: str, command: Command) -> Reply:
-        while True:
-            try:
-                carry_out = functools.partial(self.cluster.command, node, command)
-                return await self.cluster.network.request(node, carry_out, COMMANDS.timeout_s)
-            except Unavailable:
-                await asyncio.sleep(RETRY_S)
+def transition(log: Log, cluster: Cluster) -> Transition:
+    """Return the service as it is, on this log and these agents."""
+    own = ServiceLog(log, TRANSITION)
+    context = SimpleNamespace(
+        journal=own, bus=Bus(cluster), settings=SETTINGS, registry=CollectorRegistry(), ready=lambda: None
+    )
+    return Transition(cast("Context", context), cast("StateKeeper[Any]", own), now)

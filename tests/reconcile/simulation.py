@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from hypothesis import HealthCheck, Phase, settings
 
+from services.transition.main import Transition
 from shared.errors import Unavailable
 from shared.events.union import ClusterConfigured, TaskStopRequested, TaskSubmitted
 from shared.messages.signals import Heartbeat, Signal
+from shared.service.runner import Runner
 from tests.examples import examples
 from tests.planner.kit import spec
 from tests.reconcile.nodes import Cluster
-from tests.reconcile.services import Detector, Log, Planner, Service, Transition
+from tests.reconcile.services import Detector, Log, Planner, transition
 from tests.reconcile.virtual import FAILED, Network, now, seconds, watched
 
 Kind = Literal[
@@ -92,7 +95,8 @@ class Simulation:
         self.network = Network(rng, script.loss, script.repeat, script.delay_s)
         self.log = Log(rng)
         self.cluster = Cluster(self.network, self._signal, self._heartbeat, {"a": 10**6, "b": 10**6})
-        self.services: dict[str, Service] = {}
+        self.services: dict[str, Runner[Any, Any, Any]] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
         self._background: list[asyncio.Task[None]] = []
 
     @property
@@ -111,8 +115,17 @@ class Simulation:
             self.detector.heartbeat(heartbeat)
 
     def _start(self, name: str) -> None:
-        kinds: dict[str, type[Service]] = {"detector": Detector, "planner": Planner, "transition": Transition}
+        kinds: dict[str, Callable[[Log, Cluster], Runner[Any, Any, Any]]] = {
+            "detector": Detector,
+            "planner": Planner,
+            "transition": transition,
+        }
         self.services[name] = kinds[name](self.log, self.cluster)
+        self._running[name] = watched(self.services[name].run())
+
+    def kill(self, name: str) -> None:
+        del self.services[name]
+        self._running.pop(name).cancel()
 
     async def run(self) -> str:
         """Run the script and wait until all has settled; return what has not settled, empty if all has."""
@@ -120,8 +133,8 @@ class Simulation:
         try:
             return await self._run()
         finally:
-            for service in self.services.values():
-                service.end()
+            for name in list(self.services):
+                self.kill(name)
             for agent in self.cluster.agents.values():
                 await agent.kill()
             for task in self._background:
@@ -201,7 +214,7 @@ class Simulation:
                 await asyncio.sleep(fault.lasts_s)
                 self.cluster.follow_agent(node)
             case "detector" | "planner" | "transition" if fault.kind in self.services:
-                self.services.pop(fault.kind).end()
+                self.kill(fault.kind)
                 await asyncio.sleep(fault.lasts_s)
                 self._start(fault.kind)
             case "stop" | "kill":
@@ -238,10 +251,10 @@ class Simulation:
         assert isinstance(mover, Transition)
         if any(service.position < len(self.log.records) for service in self.services.values()):
             return "the log has not been read"
-        if lost := [node.name for node in detector.monitor.state.nodes.values() if node.lost is not None]:
+        if lost := [node.name for node in detector.state.nodes.values() if node.lost is not None]:
             return f"nodes {lost} are healthy and count as lost"
-        for name, task in planner.fold.state.tasks.items():
-            watched, part = detector.monitor.state.tasks.get(name), mover.state.task(name).part
+        for name, task in planner.state.tasks.items():
+            watched, part = detector.state.tasks.get(name), mover.state.task(name).part
             there = self.cluster.processes(name)
             if part is not None and part.active:
                 return f"{name}: the transition service carries out {part.plan}: {sorted(part.runs)}"

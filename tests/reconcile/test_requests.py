@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from services.transition.main import Transition
 from services.transition.state import Phase
 from shared.events.union import (
     EventBase,
@@ -24,7 +25,7 @@ from shared.events.union import (
     TaskStopRequested,
 )
 from tests.reconcile.ranks import Rank
-from tests.reconcile.services import Planner, Transition
+from tests.reconcile.services import Planner
 from tests.reconcile.simulation import Script, Simulation
 from tests.reconcile.virtual import now, run, seconds
 
@@ -127,7 +128,7 @@ def unheard(kind: str, away: str = "detector") -> Callable[[Course], Awaitable[N
 
     async def reach(course: Course) -> None:
         await training(course)
-        course.services.pop(away).end()
+        course.kill(away)
         await fault(kind)(course)
         await asyncio.sleep(0.4)
 
@@ -195,7 +196,7 @@ async def pausing(course: Course) -> None:
 async def queued(course: Course) -> None:
     await training(course)
     drain(course, ("n0", "n1", "n2"))
-    await course.until(lambda: bool(course.planner().fold.state.tasks[TASK].queued and not course.ranks()))
+    await course.until(lambda: bool(course.planner().state.tasks[TASK].queued and not course.ranks()))
 
 
 STATES: dict[str, Callable[[Course], Awaitable[None]]] = {
@@ -262,7 +263,7 @@ async def stop_and_resume(course: Course) -> None:
     before = len(course.stops())
     await stop(course)
     await course.bring_back()
-    await course.until(lambda: len(course.stops()) > before or not course.planner().fold.state.tasks.get(TASK))
+    await course.until(lambda: len(course.stops()) > before or not course.planner().state.tasks.get(TASK))
     course.resume()
 
 

@@ -22,6 +22,7 @@ from services.transition.decide import decide
 from services.transition.state_snapshot import KEPT as TRANSITION
 from shared.events.union import Event, Recorded
 from shared.log.log import EventLog
+from shared.service.core import Started
 from shared.service.state_snapshots import KeptState
 from tests.api import test_any_history as any_history
 from tests.api.kit import START
@@ -81,7 +82,7 @@ def test_the_detector_of_any_history(records: list[Recorded], cut: int) -> None:
 @given(histories, st.integers(0, 25))
 def test_the_transition_service_of_any_history(records: list[Recorded], cut: int) -> None:
     whole, resumed = (replace(state, limits=TRANSITION_LIMITS) for state in both(TRANSITION, records, cut))
-    assert decide(resumed, NOW) == decide(whole, NOW)
+    assert decide(resumed, Started(), NOW) == decide(whole, Started(), NOW)
 
 
 @settings(deadline=None, max_examples=examples(6), suppress_health_check=[HealthCheck.too_slow])

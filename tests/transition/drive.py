@@ -10,11 +10,9 @@ from services.planner.decide import DECIDER
 from services.transition.decide import decide
 from services.transition.evolve import evolve
 from services.transition.state import (
-    Append,
     Cancel,
     Effect,
     Input,
-    Logged,
     Outcome,
     Replied,
     Send,
@@ -51,6 +49,7 @@ from shared.messages.commands import (
     StopTask,
     WorkerResult,
 )
+from shared.service.core import Append, Logged, Started
 from shared.tasks.specification import Batch, ModelShape, TaskSpec
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -158,7 +157,9 @@ class Drive:
     def feed(self, item: Input) -> list[Effect]:
         self.at += timedelta(milliseconds=10)
         before = self.state
-        self.state, effects = decide(evolve(before, item), self.at)
+        if isinstance(item, Logged):
+            self.state = evolve(before, item.record.event, self.at)
+        self.state, effects = decide(self.state, item, self.at)
         self._perform(effects)
         self._outcomes(before)
         return effects
@@ -173,14 +174,14 @@ class Drive:
                     self.sent.append(effect)
                 case Cancel(command_id=command_id):
                     self.waiting.pop(command_id, None)
-                case Append(event=event):
+                case Append(events=[event]):
                     assert isinstance(event, StateMoved)
                     assert event.event_id not in {m.event_id for m in self.moved}, "recorded twice"
                     self.moved.append(event)
                     self.record(event)
                     # The log delivers the event later, which must change nothing.
-                    again = evolve(self.state, Logged(self.records[-1]))
-                    assert decide(again, self.at)[1] == []
+                    again = evolve(self.state, event, self.at)
+                    assert decide(again, Logged(self.records[-1]), self.at)[1] == []
                 case Timer():
                     self.timers.append(effect)
 
@@ -338,8 +339,8 @@ class Drive:
         other = Drive(tasks=(), nodes=())
         other.records, other.at, other.moved = list(self.records), self.at, list(self.moved)
         for record in self.records:
-            other.state = evolve(other.state, Logged(record))
-        other.state, effects = decide(other.state, other.at)
+            other.state = evolve(other.state, record.event, self.at)
+        other.state, effects = decide(other.state, Started(), other.at)
         other._perform(effects)
         return other
 

@@ -1,14 +1,14 @@
-"""The planner's fold of the log: its state, and the rule by which answers enter the state.
+"""The planner's fold of the log, and what answers its problems.
 
 An answer (the events that ``decide`` returns for one cause) is folded right after its cause and skipped when the log
-delivers it later. The state behind the answer to event k therefore contains every event up to k, and every answer to
-an event before k (docs/architecture.md, "Folding and deciding"). The service (``main``) and replay (``replay``) both
-fold through ``Fold``.
+delivers it later (``StateFold``). The state behind the answer to event k therefore contains every event up to k, and
+every answer to an event before k (docs/architecture.md, "Folding and deciding"). The service (``main``), replay
+(``replay``) and the simulator all fold through ``Fold``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from services.planner.decide import decide
@@ -18,8 +18,8 @@ from services.planner.state.cluster import State
 from shared.errors import UnknownPolicy
 from shared.events.plans import Problem, Solution
 from shared.events.union import Event, Recorded
-from shared.log.own_events import OwnEvents
 from shared.planning.solver import solve_with_alternatives
+from shared.service.core import StateFold
 
 Policies = Mapping[str, Solve]
 """How policies other than the live planner's answer problems, by the names that simulated histories have of them."""
@@ -28,7 +28,7 @@ NO_POLICIES: Policies = MappingProxyType({})
 """A program that knows no policy but the live planner's: that of every log of a running system."""
 
 
-class Fold:
+class Fold(StateFold[State]):
     """The planner's state, advanced record by record.
 
     For each record: ``take`` it; if that returns True, ``decide`` or look up the answer, then fold it by ``answer``.
@@ -47,22 +47,9 @@ class Fold:
             state: to start from; None: that before the first event.
             policies: what answers in place of ``solve`` where the log names a policy (``cluster.configured``).
         """
-        self.state = state if state is not None else State()
+        super().__init__(evolve, state if state is not None else State())
         self._solve = solve
         self._policies = policies
-        self._own = OwnEvents()
-
-    @property
-    def is_delivered(self) -> bool:
-        """Whether the state has nothing from behind the record that was taken last: no answer is still to come."""
-        return len(self._own) == 0
-
-    def take(self, record: Recorded) -> bool:
-        """Fold a record; return False if the record is an answer that was folded after its cause already."""
-        if self._own.skip(record.event):
-            return False
-        self.state = evolve(self.state, record.event, record.recorded_at)
-        return True
 
     @property
     def policy(self) -> str:
@@ -92,9 +79,3 @@ class Fold:
             UnknownPolicy: the solver is asked, and the log names a policy that is not known here.
         """
         return decide(self.state, record.event, record.recorded_at, self.solve)
-
-    def answer(self, cause: Recorded, events: Sequence[Event]) -> None:
-        """Fold the answer to the record that was taken last, as of the time at which that record was logged."""
-        self._own.add(events)
-        for event in events:
-            self.state = evolve(self.state, event, cause.recorded_at)

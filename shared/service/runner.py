@@ -1,0 +1,205 @@
+"""The frame of every service that decides: input, fold, decide, append, effects, answer.
+
+A service is a ``Runner``: a core (``shared.service.core``), and what carries out its effects. One input at a time is
+folded and decided on, its events are appended and its other effects begun, before the next one. A record of the log
+counts as handled then, and whoever has brought another input gets the effects.
+
+At the start the service folds the log: from a state snapshot on, where it is given one, or from the first event. What
+the log has at the start was decided on before, unless ``recorded`` says otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from datetime import datetime
+from typing import Any, Generic, Protocol, TypeVar
+
+from shared.bus.cancellation import cancelled
+from shared.events.union import Event, Recorded
+from shared.model import Clock
+from shared.service.changes import Changes
+from shared.service.core import Append, Logged, Started, StateFold
+
+State = TypeVar("State")
+LoadedState = TypeVar("LoadedState", covariant=True)
+Input = TypeVar("Input")
+Effect = TypeVar("Effect")
+
+
+class Log(Protocol):
+    """What a runner needs of the log; ``shared.log.journal.Journal`` has it."""
+
+    async def append(self, events: Sequence[Event]) -> object:
+        """Append events."""
+
+    async def follow(self, handle: Callable[[Recorded], Awaitable[None]], *, consumer: str, after: int) -> None:
+        """Call ``handle`` with each record after a position, in order, until cancelled."""
+
+    async def last_position(self) -> int:
+        """Return the position of the last event, once the log can be read."""
+
+    async def position_now(self) -> int:
+        """Return the position of the last event; raise if the log cannot be read now."""
+
+
+class Snapshots(Protocol[LoadedState]):
+    """State snapshots; ``shared.service.state_keeper.StateKeeper`` has a live service's."""
+
+    async def load(self) -> tuple[int, LoadedState] | None:
+        """Return the newest snapshot with its position; None if there is none."""
+
+    def handled(self, position: int) -> None:
+        """Note that the service has handled the log up to a position."""
+
+
+class Runner(ABC, Generic[State, Input, Effect]):
+    """A service, from its start until it is cancelled.
+
+    ``position``: up to which the log was handled. ``taken``: how many inputs of each type were decided on. ``started``:
+    set once the log of the start was folded.
+
+    Args:
+        name: of the service's consumer of the log's stream.
+        log: the log.
+        fold: the core's, before the first event.
+        clock: gives the times of inputs.
+        snapshots: None: the service folds the whole log when it starts.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        log: Log,
+        fold: StateFold[State],
+        clock: Clock,
+        snapshots: Snapshots[State] | None = None,
+    ) -> None:
+        self.fold = fold
+        self.position = 0
+        self.taken: Counter[type] = Counter()
+        self.started = asyncio.Event()
+        self._name, self._log, self._clock, self._snapshots = name, log, clock, snapshots
+        self._last = 0
+        """Position of the last event that the log had at the start."""
+        self._one_input = asyncio.Lock()
+        self._moved_on = Changes()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def state(self) -> State:
+        """The state behind the last input."""
+        return self.fold.state
+
+    # ---- what makes a service of it
+
+    @abstractmethod
+    def decide(self, state: State, item: Input | Logged | Started, at: datetime) -> tuple[State, Sequence[Effect]]:
+        """Return the state after an input, in which the events of ``Append`` effects are folded, and the effects."""
+
+    def perform(self, effect: Effect) -> None:
+        """Begin what follows from an effect; that of an ``Append`` is in the log by now."""
+
+    async def begin(self) -> None:
+        """Work beside the log, from when the log of the start was folded."""
+
+    async def end_of_log(self) -> int:
+        """Return the position of the last event that counts as one of the start."""
+        return await self._log.last_position()
+
+    async def recorded(self, record: Recorded) -> Sequence[Event] | None:
+        """Return the events that the log has as the answer to a record; None: it is decided on now.
+
+        What the log had at the start has its answers there, if any, and they are folded in their turn.
+        """
+        return () if record.position <= self._last else None
+
+    # ---- inputs
+
+    async def run(self) -> None:
+        """Fold the log, then handle what comes until cancelled.
+
+        Raises:
+            UnicronError: the log or the bus is lost. Events that could not be appended are in the state, so it is lost.
+        """
+        if self._snapshots is not None and (found := await self._snapshots.load()) is not None:
+            self.position, self.fold.state = found
+        self._last = await self.end_of_log()
+        try:
+            if self._last <= self.position:
+                await self._start()
+            self.spawn(self._log.follow(self.take, consumer=self._name, after=self.position), "follow")
+            await self._failed
+        finally:
+            await cancelled(*self._tasks)
+
+    async def take(self, record: Recorded) -> None:
+        """Handle the next record of the log."""
+        async with self._one_input:
+            if self.fold.take(record):
+                if (answer := await self.recorded(record)) is None:
+                    await self._decide(Logged(record), self._clock())
+                else:
+                    self.fold.answer(record, answer)
+            self.position = record.position
+            if self.position >= self._last and not self.started.is_set():
+                await self._start()
+            if self._snapshots is not None:
+                self._snapshots.handled(self.position)
+        self._moved_on.notify()
+
+    async def feed(self, item: Input, at: datetime | None = None) -> Sequence[Effect]:
+        """Handle an input that does not come from the log; return its effects. ``at``: None: the time of its turn."""
+        async with self._one_input:
+            return await self._decide(item, at or self._clock())
+
+    async def has_folded_log(self) -> None:
+        """Wait until all that the log has now was folded."""
+        position = await self._log.position_now()
+        await self._moved_on.until(lambda: self.position >= position)
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Do some work beside, as long as the service runs; an error of it ends the service."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the service ends with an error."""
+        return self._failed.done()
+
+    async def _start(self) -> None:
+        await self._decide(Started(), self._clock())
+        self.started.set()
+        self.spawn(self.begin(), "begin")
+
+    async def _decide(self, item: Input | Logged | Started, at: datetime) -> Sequence[Effect]:
+        self.taken[type(item)] += 1
+        state, effects = self.decide(self.fold.state, item, at)
+        self.fold.decided(state, effects)
+        for effect in effects:
+            if isinstance(effect, Append):
+                await self._append(effect.events)
+            self.perform(effect)
+        return effects
+
+    async def _append(self, events: Sequence[Event]) -> None:
+        try:
+            await self._log.append(events)
+        except Exception as err:
+            self._fail(err)
+            raise
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(error)
