@@ -1,315 +1,293 @@
-"""decide: the detector's answer to each input. Pure; signals, heartbeats, ticks and records come in with their time.
+"""decide: the detector's answer to each input. Pure; what comes in comes with its time.
 
-``Monitor`` has the state (``state.py``) and one method for each kind of input. A method returns the events to append
-and the requests to agents. The events are folded into the state at once (``decision.py``); the shell (``main.py``)
-appends them, and skips them when the log delivers them. ``incidents.py`` decides on faults of tasks.
+``decisions/inputs.py`` has the inputs, ``decisions/decision.py`` the effects: events to append, and requests to agents.
+The events are folded into the state at once; the runner appends them, and skips them when the log delivers them.
+``decisions/incidents.py`` decides on faults of tasks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from types import MappingProxyType
 from typing import Any
 
-from services.detector.decisions import admission, devices, online_statistics, returns, status_events
-from services.detector.decisions.admission import Ask, Liveness, Patience
-from services.detector.decisions.decision import Decision, Revoke
-from services.detector.decisions.incidents import Incidents
-from services.detector.evolve import evolve
+from services.detector.decisions import admission, devices, incidents, online_statistics, returns, status_events
+from services.detector.decisions.admission import Patience
+from services.detector.decisions.decision import Decision, DetectorLimits, Effect, Revoke
+from services.detector.decisions.inputs import Echo, Greeting, Input, NodeTested, Probed, StacksGiven, Tick
 from services.detector.incidents import absences, causes, observations, script_ends
+from services.detector.incidents.faults import Fault
 from services.detector.nodes import drains, isolation, kept_copies, leftovers, probing, silence
-from services.detector.nodes.probing import DETECTOR, ProbeQuestion
-from services.detector.nodes.silence_limits import SilenceLimits
+from services.detector.nodes.probing import DETECTOR
 from services.detector.progress import hangs, standstill
-from services.detector.progress.standstill import StacksQuestion
 from services.detector.state.cluster import Admitted, DetectorState
 from services.detector.state.node import MonitoredNode
-from services.detector.state.stalls import StallLimits
-from services.detector.state.unlogged import SelfTestQuestion
-from shared.events.union import Event
-from shared.messages.admission import Answer, Departure, DepartureAnswer, Hello
+from services.detector.state.task import MonitoredTask
+from shared.messages.admission import Answer, Departure, DepartureAnswer
 from shared.messages.probes import Outcome
-from shared.messages.self_test import SelfTestResult
 from shared.messages.signals import RECONNECT_GRACE_S, DeviceFailed, Heartbeat, ProcessExited, RankRaised, Signal
 from shared.messages.stacks import StacksReply
-from shared.settings.escalation import EscalationLimits
+from shared.service.core import Logged, Started
 
 ECHO_TIMEOUT_S = 0.5
 """The detector sends itself a message over NATS with every tick (0.1 s). While none arrives for this time, the bus or
 the detector stands still, and the silence of the nodes proves nothing about the nodes."""
 
 
-@dataclass(frozen=True, slots=True)
-class DetectorLimits:
-    """Thresholds of the detector, from the settings (``shared/settings/model.py`` gives the reasons); seconds."""
+def decide(
+    state: DetectorState, item: Input, now: datetime, limits: DetectorLimits
+) -> tuple[DetectorState, list[Effect]]:
+    """Return the state, which is changed in place, and what follows from an input.
 
-    heartbeat_interval_s: float
-    node_timeout_s: float
-    progress_interval_s: float
-    restart_window_s: float
-    stalls: StallLimits
-    escalation: EscalationLimits = field(default_factory=EscalationLimits)
-
-
-@dataclass(slots=True)
-class Monitor:
-    """State and decisions of the detector.
-
-    Attributes:
+    Args:
+        state: the fold of the log, with the record that ``item`` may be; and telemetry.
+        item: the input.
+        now: its time.
         limits: thresholds.
-        started_at: the time at which it began to listen; after the bus was away, the end of the reconnect grace.
-        state: the fold of the log, and telemetry.
-        echo_at: when its own message last arrived.
-        network: the network stack of the detector (``shared.machine.network``); empty: unknown.
     """
+    decision = Decision(state, now, limits)
+    match item:
+        case Heartbeat():
+            _heartbeat(decision, item)
+        case Tick():
+            _tick(decision)
+        case Echo():
+            _echo(decision)
+        case Logged(record=record):
+            observations.settle(state, record.event, now)
+            incidents.escalate(decision)
+        case Started():
+            # A failed plan whose cause is in the log, or is there as an error without a plan so far, escalates nothing.
+            state.listening_since = now
+            incidents.escalate(decision)
+        case Greeting():
+            _greeting(decision, item)
+        case Departure():
+            decision.others.append(_departure(decision, item))
+        case Probed():
+            _probed(decision, item)
+        case StacksGiven(question=question, reply=StacksReply() as reply):
+            standstill.take(state, question, reply)
+        case NodeTested(question=test, result=result):
+            decision.note(returns.take(state, test, result))
+        case StacksGiven():
+            pass
+        case _:
+            _signal(decision, item)
+    return state, decision.effects()
 
-    limits: DetectorLimits
-    started_at: datetime
-    state: DetectorState = field(default_factory=DetectorState)
-    echo_at: datetime | None = None
-    network: str = ""
 
-    # ---- inputs
+# ---- inputs
 
-    def fold(self, event: Event) -> None:
-        """Take an event of the log that needs no decision, or was decided on before."""
-        evolve(self.state, event)
 
-    def record(self, event: Event, now: datetime) -> Decision:
-        """Take a new event of the log. A plan that could not be carried out escalates."""
-        self.fold(event)
-        observations.settle(self.state, event, now)
-        return self.escalate(now)
+def _echo(decision: Decision) -> None:
+    """Take the detector's own message.
 
-    def escalate(self, now: datetime) -> Decision:
-        """Answer the plans that could not be carried out. After a restart it is called once the log has been folded.
+    A time without the message is taken off the silence of every node. After a long one the clients need time to
+    reconnect, too.
+    """
+    state, now = decision.state, decision.now
+    if state.echo_at is not None and _is_deaf(state, now):
+        gap = now - state.echo_at
+        away = gap.total_seconds() > decision.limits.node_timeout_s
+        grace = timedelta(seconds=RECONNECT_GRACE_S)
+        for node in state.nodes.values():
+            if (since := node.silent_since) is not None:
+                node.excused_until = now + grace if away else min(now, since + gap)
+        if away:
+            state.listening_since = now + grace
+    state.echo_at = now
 
-        A failure whose cause the log has already, or has as an error without a plan so far, escalates nothing.
-        """
-        decision = Decision()
-        self._incidents(decision, now).escalate()
-        return decision
 
-    def echo(self, now: datetime) -> None:
-        """Take the detector's own message: the bus works, and so does this process.
+def _signal(decision: Decision, signal: Signal) -> None:
+    node = decision.state.nodes.get(signal.node)
+    if node is not None and not node.present and node.incarnation == signal.incarnation:
+        return
+    if node is not None and signal.incarnation in node.past:
+        return
+    if isinstance(signal, DeviceFailed):
+        devices.failed(decision, signal)
+        return
+    task = decision.state.tasks.get(signal.task)
+    if task is None:
+        return
+    match signal:
+        case ProcessExited():
+            incidents.exited(decision, task, signal)
+        case RankRaised():
+            incidents.raised(decision, task, signal)
+        case _ if task.is_current(signal.generation):
+            event = status_events.of_signal(task, signal, decision.now)
+            # A repeated signal may have another time, and the log refuses another content under a known id.
+            if event is not None and event.event_id not in task.recorded:
+                decision.add(event)
+        case _:
+            pass
 
-        A time without the message is taken off the silence of every node. After a long one the clients need time to
-        reconnect, too.
-        """
-        if self.echo_at is not None and self._deaf(now):
-            gap = now - self.echo_at
-            away = gap.total_seconds() > self.limits.node_timeout_s
-            grace = timedelta(seconds=RECONNECT_GRACE_S)
-            for node in self.state.nodes.values():
-                if (since := node.silent_since) is not None:
-                    node.excused_until = now + grace if away else min(now, since + gap)
-            if away:
-                self.started_at = now + grace
-        self.echo_at = now
 
-    def signal(self, signal: Signal, now: datetime) -> Decision:
-        """Take a signal of an agent."""
-        decision = Decision()
-        node = self.state.nodes.get(signal.node)
-        if node is not None and not node.present and node.incarnation == signal.incarnation:
-            return decision
-        if node is not None and signal.incarnation in node.past:
-            return decision
-        if isinstance(signal, DeviceFailed):
-            devices.failed(self._incidents(decision, now), signal)
-            return decision
-        task = self.state.tasks.get(signal.task)
-        if task is None:
-            return decision
-        match signal:
-            case ProcessExited():
-                self._incidents(decision, now).exited(task, signal)
-            case RankRaised():
-                self._incidents(decision, now).raised(task, signal)
-            case _ if task.is_current(signal.generation):
-                event = status_events.of_signal(task, signal, now)
-                # A repeated signal may have another time, and the log refuses another content under a known id.
-                if event is not None and event.event_id not in task.recorded:
-                    decision.add(self.state, event)
-            case _:
-                pass
-        return decision
+def _greeting(decision: Decision, greeting: Greeting) -> None:
+    """Answer the hello of an agent that starts, or with which agent has to be asked first."""
+    state, now, limits, hello = decision.state, decision.now, decision.limits, greeting.hello
+    heard = (now - state.listening_since).total_seconds() > admission.FIRST_HEARTBEATS * limits.heartbeat_interval_s
+    patience = Patience(node_timeout_s=limits.node_timeout_s, all_heard=heard)
+    answer = admission.judge(state, hello, greeting.answers, patience, now)
+    if isinstance(answer, Answer) and answer.verdict == "admitted":
+        state.admitted[hello.node] = Admitted(hello, now)
+    decision.others.append(answer)
 
-    def hello(self, hello: Hello, answers: Mapping[str, Liveness], now: datetime) -> Answer | Ask:
-        """Take a hello of an agent that starts; return the answer, or which agent has to be asked first."""
-        heard = (now - self.started_at).total_seconds() > admission.FIRST_HEARTBEATS * self.limits.heartbeat_interval_s
-        patience = Patience(node_timeout_s=self.limits.node_timeout_s, all_heard=heard)
-        answer = admission.judge(self.state, hello, answers, patience, now)
-        if isinstance(answer, Answer) and answer.verdict == "admitted":
-            self.state.admitted[hello.node] = Admitted(hello, now)
-        return answer
 
-    def departure(self, departure: Departure, now: datetime) -> tuple[Decision, DepartureAnswer]:
-        """Take an agent's announcement that it leaves; return the answer, for when the decision is in the log.
+def _departure(decision: Decision, departure: Departure) -> DepartureAnswer:
+    """Take an agent's announcement that it leaves; return the answer, for when the decision is in the log.
 
-        An agent that leaves once its node is drained asks again until that is so.
-        """
-        decision = Decision()
-        node = self.state.nodes.get(departure.node)
-        if node is None or not node.present or node.incarnation != departure.incarnation:
-            return decision, DepartureAnswer(verdict="left")
-        if departure.drain_s > 0.0 and not node.drained:
-            if node.draining is None:
-                decision.add(self.state, drains.began(node, departure, now))
-            there = ", ".join(drains.tasks_on(self.state, node.name))
-            return decision, DepartureAnswer(verdict="wait", detail=there)
-        decision.add(self.state, status_events.node_left(node, departure.reason, now))
-        return decision, DepartureAnswer(verdict="left")
+    An agent that leaves once its node is drained asks again until that is so.
+    """
+    state, now = decision.state, decision.now
+    node = state.nodes.get(departure.node)
+    if node is None or not node.present or node.incarnation != departure.incarnation:
+        return DepartureAnswer(verdict="left")
+    if departure.drain_s > 0.0 and not node.drained:
+        if node.draining is None:
+            decision.add(drains.began(node, departure, now))
+        return DepartureAnswer(verdict="wait", detail=", ".join(drains.tasks_on(state, node.name)))
+    decision.add(status_events.node_left(node, departure.reason, now))
+    return DepartureAnswer(verdict="left")
 
-    def heartbeat(self, heartbeat: Heartbeat, now: datetime) -> Decision:
-        """Take a heartbeat that was received at ``now``; one that a later one has overtaken is dropped."""
-        decision = Decision()
-        node = self.state.nodes.get(heartbeat.node)
-        if node is not None and node.has_newer(heartbeat):
-            return decision
-        if node is None or node.incarnation != heartbeat.incarnation:
-            if not self._enter(decision, node, heartbeat, now):
-                return decision
-        elif node.left:
-            return decision
-        else:
-            decision.notes += silence.heard(self.state, node, now)
-            gone = isolation.cause(self.state, node)
-            if gone and isolation.may_return(self.state, node.name) and self._clean(decision, node, heartbeat, now):
-                self._join(decision, heartbeat, gone, now)
-        node = self.state.nodes[heartbeat.node]
-        node.receive(heartbeat, now)
+
+def _heartbeat(decision: Decision, heartbeat: Heartbeat) -> None:
+    """Take a heartbeat; one that a later one has overtaken is dropped."""
+    state, now = decision.state, decision.now
+    node = state.nodes.get(heartbeat.node)
+    if node is not None and node.has_newer(heartbeat):
+        return
+    if node is None or node.incarnation != heartbeat.incarnation:
+        if not _enter(decision, node, heartbeat):
+            return
+    elif node.left:
+        return
+    else:
+        decision.note(silence.heard(state, node, now))
+        gone = isolation.cause(state, node)
+        if gone and isolation.may_return(state, node.name) and _clean(decision, node, heartbeat):
+            _join(decision, heartbeat, gone)
+    node = state.nodes[heartbeat.node]
+    node.receive(heartbeat, now)
+    if node.present:
+        decision.others += leftovers.requests(state, node, leftovers.find(state, node, now), now)
+        decision.others += kept_copies.requests(state, node, now)
+        devices.joined(decision, node.name)
+    for status in heartbeat.workers:
+        decision.add(status_events.of_rank(state, status, decision.limits.progress_interval_s, now))
+        for event in online_statistics.of_status(state, status, now):
+            decision.add(event)
+
+
+def _probed(decision: Decision, probed: Probed) -> None:
+    """Take the answer to a request to probe.
+
+    An agent that the detector itself has found to have ended need not wait for the next tick.
+    """
+    state, now, question = decision.state, decision.now, probed.question
+    probing.take(state, question, probed.outcomes, now, probed.round_trips_s)
+    for event in list(online_statistics.of_probe(state, question, probed.round_trips_s, now)):
+        decision.add(event)
+    if question.witness == DETECTOR and Outcome.ABSENT in probed.outcomes.values() and not _is_deaf(state, now):
+        _judge_silence(decision)
+
+
+def _tick(decision: Decision) -> None:
+    """Find the faults that time shows: silent nodes, vanished and hanging ranks, broken sockets without a cause.
+
+    What the log shows of drains does not depend on what is heard.
+    """
+    state, now, stalls = decision.state, decision.now, decision.limits.stalls
+    for node in list(state.nodes.values()):
+        decision.add(drains.progress(state, node, now))
+    for observed in observations.due(state, now):
+        decision.add(observed)
+    if _is_deaf(state, now):
+        return
+    _judge_silence(decision)
+    decision.others += standstill.suspect(state, stalls, now)
+    for task in list(state.running()):
+        _examine(decision, task, lambda task: hangs.of_training(state, task, stalls, now), ends=True)
+    for task in list(state.moving()):
+        _examine(decision, task, lambda task: hangs.of_moving(state, task, stalls, now), ends=False)
+    incidents.escalate(decision)
+    decision.others += isolation.ask(state, now) + online_statistics.ask(state, now)
+
+
+# ---- parts
+
+
+def _examine(
+    decision: Decision, task: MonitoredTask, find: Callable[[MonitoredTask], Fault | None], *, ends: bool
+) -> None:
+    """Find a fault of a task's ranks. ``find``: looks for a hang; ``ends``: the task's script may end."""
+    state, now = decision.state, decision.now
+    absences.update(state, task, now)
+    if (vanished := absences.find(state, task, state.listening_since)) is not None:
+        incidents.record(decision, task, vanished)
+    elif ends and (overdue := script_ends.overdue(state, task, now)) is not None:
+        decision.add(overdue)
+    elif not incidents.broken_sockets(decision, task):
+        incidents.examine(decision, task, find(task))
+
+
+def _judge_silence(decision: Decision) -> None:
+    state, limits = decision.state, decision.limits
+    found = silence.judge(state, limits.silence, state.listening_since, decision.now)
+    decision.others += found.questions
+    decision.note(found.notes)
+    for lost in found.lost:
+        _lose(decision, lost.node, lost.reason, limit_s=lost.limit_s, **lost.details)
+
+
+def _enter(decision: Decision, node: MonitoredNode | None, heartbeat: Heartbeat) -> bool:
+    """Take the first heartbeat of an agent; return whether the agent is its node's from now on."""
+    state, now = decision.state, decision.now
+    successor = node is not None and admission.is_successor(node, heartbeat.supervisor)
+    # Two agents that took turns as the newest one would append each other's loss for ever.
+    if not admission.may_join(state, heartbeat):
+        decision.others.append(Revoke(heartbeat.node, heartbeat.incarnation))
+        return False
+    if node is not None and successor:
         if node.present:
-            decision.cleans += leftovers.requests(self.state, node, leftovers.find(self.state, node, now), now)
-            decision.cleans += kept_copies.requests(self.state, node, now)
-            devices.joined(self._incidents(decision, now), node.name)
-        for status in heartbeat.workers:
-            decision.add(self.state, status_events.of_rank(self.state, status, self.limits.progress_interval_s, now))
-            for event in online_statistics.of_status(self.state, status, now):
-                decision.add(self.state, event)
-        return decision
-
-    def probed(
-        self,
-        question: ProbeQuestion,
-        outcomes: Mapping[str, Outcome],
-        now: datetime,
-        round_trips_s: Mapping[str, float] = MappingProxyType({}),
-    ) -> Decision:
-        """Take the answer to a request to probe. ``outcomes`` is empty if the witness did not answer.
-
-        An agent that the detector itself has found to have ended need not wait for the next tick.
-        """
-        probing.take(self.state, question, outcomes, now, round_trips_s)
-        decision = Decision()
-        for event in list(online_statistics.of_probe(self.state, question, round_trips_s, now)):
-            decision.add(self.state, event)
-        if question.witness == DETECTOR and Outcome.ABSENT in outcomes.values() and not self._deaf(now):
-            self._judge_silence(decision, now)
-        return decision
-
-    def stacks_answered(self, question: StacksQuestion, reply: StacksReply) -> None:
-        """Take an agent's answer to a request for stacks."""
-        standstill.take(self.state, question, reply)
-
-    def tested(self, question: SelfTestQuestion, result: SelfTestResult | None) -> Decision:
-        """Take the answer to a request for a self-test; None: there was none."""
-        return Decision(notes=returns.take(self.state, question, result))
-
-    def tick(self, now: datetime) -> Decision:
-        """Find the faults that time shows: silent nodes, vanished and hanging ranks, broken sockets without a cause.
-
-        What the log shows of drains does not depend on what is heard.
-        """
-        decision = Decision()
-        for node in list(self.state.nodes.values()):
-            decision.add(self.state, drains.progress(self.state, node, now))
-        for observed in observations.due(self.state, now):
-            decision.add(self.state, observed)
-        if self._deaf(now):
-            return decision
-        self._judge_silence(decision, now)
-        decision.stacks = standstill.suspect(self.state, self.limits.stalls, now)
-        incidents = self._incidents(decision, now)
-        for task in list(self.state.running()):
-            absences.update(self.state, task, now)
-            if (vanished := absences.find(self.state, task, self.started_at)) is not None:
-                incidents.record(task, vanished)
-            elif (overdue := script_ends.overdue(self.state, task, now)) is not None:
-                decision.add(self.state, overdue)
-            elif not incidents.broken_sockets(task):
-                incidents.examine(task, hangs.of_training(self.state, task, self.limits.stalls, now))
-        for task in list(self.state.moving()):
-            absences.update(self.state, task, now)
-            if (vanished := absences.find(self.state, task, self.started_at)) is not None:
-                incidents.record(task, vanished)
-            elif not incidents.broken_sockets(task):
-                incidents.examine(task, hangs.of_moving(self.state, task, self.limits.stalls, now))
-        incidents.escalate()
-        decision.probes += isolation.ask(self.state, now) + online_statistics.ask(self.state, now)
-        return decision
-
-    # ---- parts
-
-    @property
-    def silence_limits(self) -> SilenceLimits:
-        """For how long nodes may be silent."""
-        limits = self.limits
-        return SilenceLimits(limits.heartbeat_interval_s, limits.node_timeout_s, limits.stalls, self.network)
-
-    def _judge_silence(self, decision: Decision, now: datetime) -> None:
-        found = silence.judge(self.state, self.silence_limits, self.started_at, now)
-        decision.probes += found.questions
-        decision.notes += found.notes
-        for lost in found.lost:
-            self._lose(decision, lost.node, now, lost.reason, limit_s=lost.limit_s, **lost.details)
-
-    def _enter(self, decision: Decision, node: MonitoredNode | None, heartbeat: Heartbeat, now: datetime) -> bool:
-        """Take the first heartbeat of an agent; return whether the agent is its node's from now on."""
-        successor = node is not None and admission.is_successor(node, heartbeat.supervisor)
-        # Two agents that took turns as the newest one would append each other's loss for ever.
-        if not admission.may_join(self.state, heartbeat):
-            decision.revokes.append(Revoke(heartbeat.node, heartbeat.incarnation))
+            state.admitted.pop(heartbeat.node, None)
+            decision.add(status_events.node_adopted(node, heartbeat, now))
+            decision.note(silence.heard(state, node, now))
+            return True
+        if not _clean(decision, node, heartbeat):
             return False
-        if node is not None and successor:
-            if node.present:
-                self.state.admitted.pop(heartbeat.node, None)
-                decision.add(self.state, status_events.node_adopted(node, heartbeat, now))
-                decision.notes += silence.heard(self.state, node, now)
-                return True
-            if not self._clean(decision, node, heartbeat, now):
-                return False
-        elif node is not None and node.present:
-            self._lose(decision, node, now, "a new incarnation of the agent")
-        if not isolation.may_return(self.state, heartbeat.node, new_agent=not successor):
-            return False
-        return self._join(decision, heartbeat, heartbeat.incarnation, now)
+    elif node is not None and node.present:
+        _lose(decision, node, "a new incarnation of the agent")
+    if not isolation.may_return(state, heartbeat.node, new_agent=not successor):
+        return False
+    return _join(decision, heartbeat, heartbeat.incarnation)
 
-    def _join(self, decision: Decision, heartbeat: Heartbeat, cause: str, now: datetime) -> bool:
-        """Have a node join, an isolated one once it has passed its self-test; return whether it has joined."""
-        if not returns.may_join(self.state, decision, heartbeat, now):
-            return False
-        checks = returns.passed(self.state, heartbeat.node)
-        self.state.admitted.pop(heartbeat.node, None)
-        decision.add(self.state, status_events.node_joined(heartbeat, cause, now, checks))
-        return True
 
-    def _clean(self, decision: Decision, node: MonitoredNode, heartbeat: Heartbeat, now: datetime) -> bool:
-        """Have the processes ended that a node has kept while it was out of use; return whether there are none."""
-        stale = leftovers.of_returned(heartbeat)
-        decision.cleans += leftovers.requests(self.state, node, stale, now)
-        return not stale
+def _join(decision: Decision, heartbeat: Heartbeat, cause: str) -> bool:
+    """Have a node join, an isolated one once it has passed its self-test; return whether it has joined."""
+    if not returns.may_join(decision, heartbeat):
+        return False
+    checks = returns.passed(decision.state, heartbeat.node)
+    decision.state.admitted.pop(heartbeat.node, None)
+    decision.add(status_events.node_joined(heartbeat, cause, decision.now, checks))
+    return True
 
-    def _deaf(self, now: datetime) -> bool:
-        """Return whether a node's silence may be due to the bus or to the detector itself."""
-        return self.echo_at is None or (now - self.echo_at).total_seconds() > ECHO_TIMEOUT_S
 
-    def _lose(self, decision: Decision, node: MonitoredNode, now: datetime, reason: str, **details: Any) -> None:
-        details = {"limit_s": self.limits.node_timeout_s, **details}
-        lost = silence.node_lost(self.state, node, now=now, reason=reason, **details)
-        decision.add(self.state, causes.escalate(self.state, lost, self.limits.escalation))
+def _clean(decision: Decision, node: MonitoredNode, heartbeat: Heartbeat) -> bool:
+    """Have the processes ended that a node has kept while it was out of use; return whether there are none."""
+    stale = leftovers.of_returned(heartbeat)
+    decision.others += leftovers.requests(decision.state, node, stale, decision.now)
+    return not stale
 
-    def _incidents(self, decision: Decision, now: datetime) -> Incidents:
-        return Incidents(self.state, decision, self.limits.restart_window_s, now, self.limits.escalation)
+
+def _is_deaf(state: DetectorState, now: datetime) -> bool:
+    """Return whether a node's silence may be due to the bus or to the detector itself."""
+    return state.echo_at is None or (now - state.echo_at).total_seconds() > ECHO_TIMEOUT_S
+
+
+def _lose(decision: Decision, node: MonitoredNode, reason: str, **details: Any) -> None:
+    details = {"limit_s": decision.limits.node_timeout_s, **details}
+    lost = silence.node_lost(decision.state, node, now=decision.now, reason=reason, **details)
+    decision.add(causes.escalate(decision.state, lost, decision.limits.escalation))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from services.detector.incidents.faults import SERVICE
@@ -54,8 +54,8 @@ from shared.messages.signals import RECONNECT_GRACE_S
 from shared.tasks.specification import DEFAULT_MAX_RESTARTS
 
 
-def evolve(state: DetectorState, event: EventBase) -> DetectorState:
-    """Fold one event into the state; return the state."""
+def evolve(state: DetectorState, event: EventBase, at: datetime) -> DetectorState:
+    """Fold one event into the state; return the state. ``at``: when it was recorded, on which nothing here depends."""
     fold = _FOLDS.get(type(event))
     if fold is not None:
         fold(state, event)

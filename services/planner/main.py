@@ -52,8 +52,7 @@ class Planner(Runner[State, Logged | Started, Append]):
     def __init__(self, context: Context, keeper: StateKeeper[State] | None = None, clock: Clock = utc_now) -> None:
         self.look_ahead = LookAhead()
         self._plans = Fold(self.look_ahead.solve)
-        super().__init__("planner", context.journal, self._plans, clock, keeper)
-        self._context = context
+        super().__init__(context, self._plans, clock, keeper)
         self._changed = asyncio.Event()
         self._aged = asyncio.Event()
         self._answers = LoggedAnswers(context.journal.read, {})
@@ -113,9 +112,8 @@ class Planner(Runner[State, Logged | Started, Append]):
 
     async def begin(self) -> None:
         """Work ahead, and append what timers are for."""
-        self._context.ready()
         self.spawn(self._keep_looking_ahead(), "look-ahead")
-        await self._keep_ageing()
+        self.spawn(self._keep_ageing(), "ageing")
 
     async def _keep_looking_ahead(self) -> None:
         """Solve the next likely problems after every change of the state, until cancelled. Deciding never waits."""
@@ -204,10 +202,5 @@ async def serve(context: Context) -> None:
         await Planner(context, keeper).run()
 
 
-def main() -> int:
-    """Run the service; return its exit code."""
-    return run("planner", serve)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("planner", serve))

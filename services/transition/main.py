@@ -66,8 +66,7 @@ class Transition(Runner[State, Input, Effect]):
     """The service: its core, and the requests and timers that follow from effects."""
 
     def __init__(self, context: Context, keeper: StateKeeper[State] | None = None, clock: Clock = utc_now) -> None:
-        super().__init__("transition", context.journal, StateFold(evolve, State()), clock, keeper)
-        self._context = context
+        super().__init__(context, StateFold(evolve, State()), clock, keeper)
         self._limits = limits(context.settings)
         self._requests: dict[str, asyncio.Task[None]] = {}
         """Command id -> the task that waits for the reply."""
@@ -79,10 +78,6 @@ class Transition(Runner[State, Input, Effect]):
         What follows from a record begins by this service's clock: now, and not when another service recorded it.
         """
         return decide(replace(state, limits=self._limits) if isinstance(item, Started) else state, item, at)
-
-    async def begin(self) -> None:
-        """Say that the service works."""
-        self._context.ready()
 
     def perform(self, effect: Effect) -> None:
         """Begin a request or a timer, or end a request."""

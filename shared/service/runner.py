@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -22,27 +22,12 @@ from shared.events.union import Event, Recorded
 from shared.model import Clock
 from shared.service.changes import Changes
 from shared.service.core import Append, Logged, Started, StateFold
+from shared.service.frame import Context
 
 State = TypeVar("State")
 LoadedState = TypeVar("LoadedState", covariant=True)
 Input = TypeVar("Input")
 Effect = TypeVar("Effect")
-
-
-class Log(Protocol):
-    """What a runner needs of the log; ``shared.log.journal.Journal`` has it."""
-
-    async def append(self, events: Sequence[Event]) -> object:
-        """Append events."""
-
-    async def follow(self, handle: Callable[[Recorded], Awaitable[None]], *, consumer: str, after: int) -> None:
-        """Call ``handle`` with each record after a position, in order, until cancelled."""
-
-    async def last_position(self) -> int:
-        """Return the position of the last event, once the log can be read."""
-
-    async def position_now(self) -> int:
-        """Return the position of the last event; raise if the log cannot be read now."""
 
 
 class Snapshots(Protocol[LoadedState]):
@@ -58,30 +43,24 @@ class Snapshots(Protocol[LoadedState]):
 class Runner(ABC, Generic[State, Input, Effect]):
     """A service, from its start until it is cancelled.
 
-    ``position``: up to which the log was handled. ``taken``: how many inputs of each type were decided on. ``started``:
-    set once the log of the start was folded.
+    ``position``: up to which the log was handled. ``taken``: how many inputs of each type came, beside the log.
+    ``started``: set once the log of the start was folded.
 
     Args:
-        name: of the service's consumer of the log's stream.
-        log: the log.
+        context: of its process. It is ready once ``begin`` has returned.
         fold: the core's, before the first event.
         clock: gives the times of inputs.
         snapshots: None: the service folds the whole log when it starts.
     """
 
     def __init__(
-        self,
-        name: str,
-        log: Log,
-        fold: StateFold[State],
-        clock: Clock,
-        snapshots: Snapshots[State] | None = None,
+        self, context: Context, fold: StateFold[State], clock: Clock, snapshots: Snapshots[State] | None = None
     ) -> None:
         self.fold = fold
         self.position = 0
         self.taken: Counter[type] = Counter()
         self.started = asyncio.Event()
-        self._name, self._log, self._clock, self._snapshots = name, log, clock, snapshots
+        self._context, self._clock, self._snapshots = context, clock, snapshots
         self._last = 0
         """Position of the last event that the log had at the start."""
         self._one_input = asyncio.Lock()
@@ -104,11 +83,11 @@ class Runner(ABC, Generic[State, Input, Effect]):
         """Begin what follows from an effect; that of an ``Append`` is in the log by now."""
 
     async def begin(self) -> None:
-        """Work beside the log, from when the log of the start was folded."""
+        """Begin what the service does beside the log, once the log of the start was folded."""
 
     async def end_of_log(self) -> int:
         """Return the position of the last event that counts as one of the start."""
-        return await self._log.last_position()
+        return await self._context.journal.last_position()
 
     async def recorded(self, record: Recorded) -> Sequence[Event] | None:
         """Return the events that the log has as the answer to a record; None: it is decided on now.
@@ -123,7 +102,7 @@ class Runner(ABC, Generic[State, Input, Effect]):
         """Fold the log, then handle what comes until cancelled.
 
         Raises:
-            UnicronError: the log or the bus is lost. Events that could not be appended are in the state, so it is lost.
+            UnicronError: the log or the bus is lost. The state may have events then that could not be appended.
         """
         if self._snapshots is not None and (found := await self._snapshots.load()) is not None:
             self.position, self.fold.state = found
@@ -131,7 +110,8 @@ class Runner(ABC, Generic[State, Input, Effect]):
         try:
             if self._last <= self.position:
                 await self._start()
-            self.spawn(self._log.follow(self.take, consumer=self._name, after=self.position), "follow")
+            journal, name = self._context.journal, self._context.name
+            self.spawn(journal.follow(self.take, consumer=name, after=self.position), "follow")
             await self._failed
         finally:
             await cancelled(*self._tasks)
@@ -153,16 +133,17 @@ class Runner(ABC, Generic[State, Input, Effect]):
 
     async def feed(self, item: Input, at: datetime | None = None) -> Sequence[Effect]:
         """Handle an input that does not come from the log; return its effects. ``at``: None: the time of its turn."""
+        self.taken[type(item)] += 1
         async with self._one_input:
             return await self._decide(item, at or self._clock())
 
     async def has_folded_log(self) -> None:
         """Wait until all that the log has now was folded."""
-        position = await self._log.position_now()
+        position = await self._context.journal.position_now()
         await self._moved_on.until(lambda: self.position >= position)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Do some work beside, as long as the service runs; an error of it ends the service."""
+        """Do some work beside, at the longest until the service ends; an error of it ends the service."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -176,24 +157,24 @@ class Runner(ABC, Generic[State, Input, Effect]):
     async def _start(self) -> None:
         await self._decide(Started(), self._clock())
         self.started.set()
-        self.spawn(self.begin(), "begin")
+        self.spawn(self._begin(), "begin")
+
+    async def _begin(self) -> None:
+        await self.begin()
+        self._context.ready()
 
     async def _decide(self, item: Input | Logged | Started, at: datetime) -> Sequence[Effect]:
-        self.taken[type(item)] += 1
         state, effects = self.decide(self.fold.state, item, at)
         self.fold.decided(state, effects)
         for effect in effects:
             if isinstance(effect, Append):
-                await self._append(effect.events)
+                try:
+                    await self._context.journal.append(effect.events)
+                except Exception as err:
+                    self._fail(err)
+                    raise
             self.perform(effect)
         return effects
-
-    async def _append(self, events: Sequence[Event]) -> None:
-        try:
-            await self._log.append(events)
-        except Exception as err:
-            self._fail(err)
-            raise
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -14,6 +15,7 @@ from shared.bus.connection import Bus
 from shared.bus.dropped import DroppedMessages
 from shared.events.union import Event
 from shared.log.journal import Journal
+from shared.service.frame import Context
 from shared.settings.model import Settings
 from tests.agent.conftest import agent, driver, inherited
 from tests.agent.kit import WAIT_S
@@ -27,6 +29,17 @@ STALL_S = 4.0
 def patient(settings: Settings) -> Settings:
     """Return settings with which no node is lost that is there, however long its machine stalls it."""
     return settings.model_copy(update={"node_timeout_s": WAIT_S})
+
+
+@dataclass
+class Awaited(Context):
+    """``began``: set when the service is ready."""
+
+    began: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def ready(self) -> None:
+        super().ready()
+        self.began.set()
 
 
 class LogWatch:
@@ -53,12 +66,14 @@ async def watching(
     registry: CollectorRegistry | None = None,
 ) -> AsyncIterator[LogWatch]:
     """A running detector."""
-    ready = asyncio.Event()
+    context = Awaited(settings, bus, journal, asyncio.Event(), "detector")
+    if registry is not None:
+        context.registry = registry
     bus.dropped = DroppedMessages(counters if counters is not None else {})
-    running = asyncio.create_task(DetectorService(settings, bus, journal, None, registry).run(ready.set))
-    waiting = asyncio.create_task(ready.wait())
+    running = asyncio.create_task(DetectorService(context).run())
+    waiting = asyncio.create_task(context.began.wait())
     await asyncio.wait({waiting, running}, return_when=asyncio.FIRST_COMPLETED)
-    assert ready.is_set(), running.exception()
+    assert context.began.is_set(), running.exception()
     try:
         yield LogWatch(journal)
     finally:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
-from services.detector.decide import DetectorLimits, Monitor
+from services.detector.decide import decide
+from services.detector.decisions.admission import Ask, Liveness
+from services.detector.decisions.decision import DetectorLimits, Effect, Note, Revoke
+from services.detector.decisions.inputs import Echo, Greeting, Input, Probed, Tick
+from services.detector.evolve import evolve
 from services.detector.nodes.leftovers import Clean
+from services.detector.nodes.probing import ProbeQuestion
+from services.detector.progress.standstill import StacksQuestion
+from services.detector.state.cluster import DetectorState
 from services.detector.state.stalls import StallLimits
 from services.detector.state.unlogged import SelfTestQuestion
 from services.planner.decide import DECIDER
 from shared.events.plans import Layout, Response, TaskChange, Trigger
-from shared.events.union import ErrorDetected, Event, PlanDecided, StateMoved, TaskProgressed, TaskSubmitted
-from shared.messages.admission import Departure
+from shared.events.union import ErrorDetected, Event, PlanDecided, Recorded, StateMoved, TaskProgressed, TaskSubmitted
+from shared.messages.admission import Answer, Departure, DepartureAnswer, Hello
+from shared.messages.probes import Outcome
 from shared.messages.signals import (
     Heartbeat,
     ProcessExited,
@@ -24,8 +33,11 @@ from shared.messages.signals import (
     Signal,
     WorkerStatus,
 )
+from shared.service.core import Append, Logged, Started
 from shared.tasks.specification import parse_spec
 from tests.agent.kit import SPEC, stage
+
+K = TypeVar("K")
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LIMITS = DetectorLimits(
@@ -68,12 +80,93 @@ def moved(name: str, generation: int, phase: Any, **rest: Any) -> StateMoved:
 
 @dataclass
 class Found:
-    """What the monitor decided; events untyped, for tests that look at the fields of one they expect."""
+    """What the detector decided; events untyped, for tests that look at the fields of one they expect."""
 
-    events: list[Any] = field(default_factory=list)
-    cleans: list[Clean] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    tests: list[SelfTestQuestion] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+
+    @property
+    def events(self) -> list[Any]:
+        return [event for append in self._of(Append) for event in append.events]
+
+    @property
+    def notes(self) -> list[str]:
+        return [note.text for note in self._of(Note)]
+
+    @property
+    def cleans(self) -> list[Clean]:
+        return self._of(Clean)
+
+    @property
+    def revokes(self) -> list[Revoke]:
+        return self._of(Revoke)
+
+    @property
+    def probes(self) -> list[ProbeQuestion]:
+        return self._of(ProbeQuestion)
+
+    @property
+    def stacks(self) -> list[StacksQuestion]:
+        return self._of(StacksQuestion)
+
+    @property
+    def tests(self) -> list[SelfTestQuestion]:
+        return self._of(SelfTestQuestion)
+
+    def _of(self, kind: type[K]) -> list[K]:
+        return [effect for effect in self.effects if isinstance(effect, kind)]
+
+
+class Monitor:
+    """The detector's core with a state, which began to listen at a time."""
+
+    def __init__(
+        self, started_at: datetime, state: DetectorState | None = None, limits: DetectorLimits = LIMITS
+    ) -> None:
+        self.state = state if state is not None else DetectorState()
+        self.limits = limits
+        self.feed(Started(), started_at)
+
+    def feed(self, item: Input, at: datetime) -> Found:
+        self.state, effects = decide(self.state, item, at, self.limits)
+        return Found(effects)
+
+    def fold(self, event: Event) -> None:
+        """An event of the log on which nothing is decided."""
+        self.state = evolve(self.state, event, event.occurred_at)
+
+    def record(self, event: Event, at: datetime) -> Found:
+        """An event that the log delivers at a time."""
+        self.fold(event)
+        record = Recorded(
+            position=1,
+            stream=event.stream,
+            stream_version=1,
+            recorded_at=at,
+            event=event,
+            previous_hash="",
+            hash="",
+        )
+        return self.feed(Logged(record), at)
+
+    def echo(self, at: datetime) -> None:
+        self.feed(Echo(), at)
+
+    def tick(self, at: datetime) -> Found:
+        return self.feed(Tick(), at)
+
+    def probed(
+        self,
+        question: ProbeQuestion,
+        outcomes: Mapping[str, Outcome],
+        at: datetime,
+        round_trips_s: Mapping[str, float] = MappingProxyType({}),
+    ) -> Found:
+        return self.feed(Probed(question, outcomes, round_trips_s), at)
+
+    def hello(self, hello: Hello, answers: Mapping[str, Liveness], at: datetime) -> Answer | Ask:
+        [answer] = self.feed(Greeting(hello, answers), at).effects
+        assert isinstance(answer, Answer | Ask)
+        return answer
 
 
 class Cluster:
@@ -93,7 +186,7 @@ class Cluster:
         ``supervised``: whether the nodes' agents have a supervisor.
         """
         self.supervised = supervised
-        self.monitor = Monitor(limits=LIMITS, started_at=at(0))
+        self.monitor = Monitor(at(0))
         self.monitor.echo(at(0))
         self.names = [f"n{i}" for i in range(nodes)]
         self.workers = [f"{n}/0" for n in self.names]
@@ -114,11 +207,7 @@ class Cluster:
             self.fold(moved("p1", 1, "restored", complete=True))
 
     def fold(self, *events: Event) -> Found:
-        decision = Found()
-        for event in events:
-            found = self.monitor.record(event, at(0))
-            decision.events += found.events
-        return decision
+        return Found([effect for event in events for effect in self.monitor.record(event, at(0)).effects])
 
     def beat(self, node: str, seconds: float, *, task: Any = "gpt", **status: Any) -> Found:
         """One heartbeat of a node at a time; ``status`` overrides what its worker reports."""
@@ -143,19 +232,20 @@ class Cluster:
             copies=status.pop("copies", []),
             workers=[WorkerStatus.model_validate({**fields, **status})],
         )
-        decision = self.monitor.heartbeat(heartbeat, at(seconds))
-        return Found(list(decision.events), decision.cleans, decision.notes, decision.tests)
+        return self.monitor.feed(heartbeat, at(seconds))
 
     def signal(self, signal: Signal, seconds: float) -> list[Any]:
         """A signal that the monitor gets at a time."""
-        return list(self.monitor.signal(signal, at(seconds)).events)
+        return self.monitor.feed(signal, at(seconds)).events
 
     def depart(self, node: str, seconds: float, *, verdict: str = "left", **fields: Any) -> list[Any]:
         """A departure that the monitor gets at a time; ``verdict``: of the answer."""
         departure = Departure(**{"node": node, "incarnation": f"first {node}", "reason": "asked to end", **fields})
-        decision, answer = self.monitor.departure(departure, at(seconds))
+        found = self.monitor.feed(departure, at(seconds))
+        answer = found.effects[-1]
+        assert isinstance(answer, DepartureAnswer)
         assert answer.verdict == verdict
-        return list(decision.events)
+        return found.events
 
     def listen_until(self, seconds: float) -> None:
         """Let time pass in which the monitor receives its own message, and nothing else happens."""
@@ -165,7 +255,7 @@ class Cluster:
     def tick(self, seconds: float, *, echo: bool = True) -> list[Any]:
         if echo:
             self.monitor.echo(at(seconds))
-        return list(self.monitor.tick(at(seconds)).events)
+        return self.monitor.tick(at(seconds)).events
 
     def exited(self, worker: str, seconds: float, *, code: int = -9, step: int = 16, **rest: Any) -> ProcessExited:
         return ProcessExited.model_validate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.detector.decisions.decision import Decision
+from services.detector.decisions.inputs import NodeTested
 from services.detector.nodes.probing import ProbeQuestion
 from services.detector.state.pairs import pair
 from services.detector.state.unlogged import SelfTestQuestion
@@ -12,7 +12,7 @@ from shared.events.node_events import CheckResult
 from shared.events.union import TaskProgressed
 from shared.messages.probes import Outcome
 from shared.messages.self_test import SelfTestResult
-from tests.detector.kit import Cluster, at
+from tests.detector.kit import Cluster, Found, at
 
 STEP_S = 0.25
 """Time between two rounds of heartbeats, answers and a tick."""
@@ -84,7 +84,7 @@ class Links:
         events += self.take(cluster.monitor.tick(at(self.now_s)))
         return [event for event in events if not isinstance(event, TaskProgressed)]
 
-    def take(self, decision: Decision) -> list[Any]:
+    def take(self, decision: Found) -> list[Any]:
         """Have the questions of a decision answered; return its events."""
         for question in decision.probes:
             slow = any(self._outcome(question, peer) is Outcome.SILENT for peer in question.peers)
@@ -98,7 +98,7 @@ class Links:
             self.tested.append(question)
             checks = [CheckResult(name="compute", ok=not self.problem, detail=self.problem)]
             result = SelfTestResult(incarnation=question.incarnation, problem=self.problem, checks=checks)
-            self.notes += self.cluster.monitor.tested(question, result).notes
+            self.notes += self.cluster.monitor.feed(NodeTested(question, result), at(self.now_s)).notes
 
     def _outcome(self, question: ProbeQuestion, peer: str) -> Outcome:
         return Outcome.SILENT if pair(question.witness, peer) in self.cut else Outcome.REACHED

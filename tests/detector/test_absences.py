@@ -69,7 +69,7 @@ def test_a_worker_that_the_agent_does_not_know_or_that_has_another_tasks_process
                 interval_s=INTERVAL_S,
                 workers=reported,
             )
-            cluster.monitor.heartbeat(heartbeat, at(seconds))
+            cluster.monitor.feed(heartbeat, at(seconds))
             events += cluster.tick(seconds)
         assert only_error(events).worker == "n1/0"
 
@@ -120,7 +120,7 @@ def test_signals_that_wait_for_the_bus_come_first() -> None:
     for tenth in range(11, 40):
         cluster.tick(tenth / 10, echo=False)
     cluster.monitor.echo(at(4.0))
-    listening = cluster.monitor.started_at
+    listening = cluster.monitor.state.listening_since
     assert listening > at(4.0)
     seconds = (listening - at(0)).total_seconds()
     assert run(cluster, seconds + ABSENT_S - 2 * INTERVAL_S, absent=("n2",), since_s=4.0) == []

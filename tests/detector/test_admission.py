@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from services.detector.decide import Monitor
 from services.detector.decisions.admission import Ask, Liveness
 from services.detector.decisions.decision import Revoke
 from shared.events.union import ErrorDetected, NodeJoined, TaskCheckpointed
 from shared.messages.admission import Answer, Departure, Hello
 from shared.messages.probes import Outcome
 from shared.messages.signals import Heartbeat, WorkerStatus
-from tests.detector.kit import LIMITS, Cluster, at
+from tests.detector.kit import Cluster, Monitor, at
 
 HERE, THERE = "boot/1", "boot/2"
 """Network stacks of two machines."""
@@ -32,7 +31,7 @@ class Detector:
     """A monitor that began to listen at second 0, and hears its own messages."""
 
     def __init__(self) -> None:
-        self.monitor = Monitor(limits=LIMITS, started_at=at(0))
+        self.monitor = Monitor(at(0))
         self.monitor.echo(at(0))
 
     def hello(self, said: Hello, seconds: float, **answers: Liveness) -> Answer | Ask:
@@ -67,7 +66,7 @@ class Detector:
             probe=probe,
             workers=[WorkerStatus(worker=f"{name}/0")],
         )
-        decision = self.monitor.heartbeat(heartbeat, at(seconds))
+        decision = self.monitor.feed(heartbeat, at(seconds))
         return list(decision.events), decision.revokes
 
     def silence(self, seconds: float) -> None:
@@ -81,7 +80,7 @@ def test_the_name_of_a_node_that_left_is_free_once_its_agent_has_ended() -> None
     detector = Detector()
     detector.beat("n0", FIRST, 1.0)
     departure = Departure(node="n0", incarnation=FIRST, reason="asked to end")
-    detector.monitor.departure(departure, at(1.0))
+    detector.monitor.feed(departure, at(1.0))
     assert detector.verdict(hello("n0", SECOND, network=THERE), 1.1, first=Liveness.ANSWERED) == "wait"
     assert detector.verdict(hello("n0", SECOND, network=THERE), 1.2, first=Liveness.GONE) == "admitted"
 

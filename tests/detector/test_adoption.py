@@ -124,7 +124,7 @@ def test_the_log_alone_tells_a_successor(times: int) -> None:
         supervisor="supervisor of n0",
     )
     for event in [joined, *events, *events]:
-        evolve(state, event)
+        evolve(state, event, event.occurred_at)
     node = state.nodes["n0"]
     assert (node.incarnation, node.supervisor) == (f"later {times - 1}", "supervisor of n0")
     assert node.adopted_until == at(float(times)) + timedelta(seconds=RECONNECT_GRACE_S)

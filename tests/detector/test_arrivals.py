@@ -74,7 +74,7 @@ def test_what_a_node_has_got_used_to_is_forgotten() -> None:
 
 
 def limit_of(cluster: Cluster, name: str = "n1") -> SilenceLimit:
-    return cluster.monitor.silence_limits.of(cluster.monitor.state.nodes[name])
+    return cluster.monitor.limits.silence.of(cluster.monitor.state.nodes[name])
 
 
 def hear(cluster: Cluster, late_s: list[float], begin_s: float = 0.0) -> float:

@@ -50,7 +50,7 @@ class Course:
     def breaks(self, *, step: int = 16) -> Any:
         """Collectives break without another cause, and are retried."""
         signal = self.cluster.raised("n0/0", self.now_s, "communication", step=step, generation=self.cluster.generation)
-        self.cluster.monitor.signal(signal, at(self.now_s))
+        self.cluster.monitor.feed(signal, at(self.now_s))
         for node in self.cluster.names:
             self.cluster.beat(node, self.now_s + 0.4)
         [event] = self.cluster.tick(self.now_s + 0.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.detector.decide import DetectorLimits
+from services.detector.decisions.decision import DetectorLimits
 from services.detector.incidents import causes
 from services.detector.state.cluster import DetectorState
 from services.detector.state.unlogged import Condemnation

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from services.detector.decisions.inputs import NodeTested
 from shared.events.node_events import CheckResult
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import NodeJoined, NodeReturned
@@ -153,7 +154,7 @@ def test_a_new_agent_brings_the_node_back_and_a_successor_does_not() -> None:
     assert [event.type for event in found.events if event.type != "task.progressed"] == ["error.detected"]
     (question,) = found.tests
     passed = SelfTestResult(incarnation="third n1", checks=[CheckResult(name="devices", ok=True)])
-    cluster.monitor.tested(question, passed)
+    cluster.monitor.feed(NodeTested(question, passed), at(0.0))
     joined = cluster.beat("n1", 3.5, task=None, incarnation="third n1", supervisor="another").events
     assert [event.type for event in joined] == ["node.joined"]
     assert not cluster.monitor.state.is_held_by_device("n1")

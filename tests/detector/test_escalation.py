@@ -68,7 +68,7 @@ def test_the_first_failure_on_a_node_that_a_lost_one_made_join_is_no_reason_to_g
 
 def test_a_failed_retry_becomes_sev2() -> None:
     cluster = Cluster()
-    cluster.monitor.signal(cluster.raised("n0/0", 1.0, "communication"), at(1.0))
+    cluster.monitor.feed(cluster.raised("n0/0", 1.0, "communication"), at(1.0))
     for node in cluster.names:
         cluster.beat(node, 1.5)
     error = only_error(cluster.tick(1.5))

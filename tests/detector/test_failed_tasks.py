@@ -18,7 +18,7 @@ def fail_again(cluster: Cluster, times: int, *, step: int = 16, gap_s: float = 1
     for index in range(times):
         now = at(1.0 + index * gap_s)
         signal = cluster.raised("n1/0", 1.0 + index * gap_s, "exception", step=step)
-        events += cluster.monitor.signal(signal, now).events
+        events += cluster.monitor.feed(signal, now).events
         if isinstance(events[-1], ErrorDetected):
             restart_plan(f"p{index + 2}", events[-1], cluster, "n1/0", generation=cluster.generation)
             complete(f"p{index + 2}", cluster, cluster.generation + 2)

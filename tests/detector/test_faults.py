@@ -74,7 +74,7 @@ def test_non_finite_numbers_are_one_incident_for_each_process_that_they_end() ->
 
 def test_broken_sockets_without_a_cause_are_a_connection_fault_once_all_nodes_have_reported() -> None:
     cluster = Cluster()
-    cluster.monitor.signal(cluster.raised("n0/0", 1.0, "communication"), at(1.0))
+    cluster.monitor.feed(cluster.raised("n0/0", 1.0, "communication"), at(1.0))
     cluster.beat("n0", 1.3)
     cluster.beat("n1", 1.3)
     assert cluster.tick(1.35) == []
@@ -92,7 +92,7 @@ def test_sockets_that_break_while_a_task_saves_its_state_are_found_as_soon_as_ot
     )
     cluster.fold(plan("p2", "asked", leaves, response=Response.RECONFIGURE))
     for worker in cluster.workers:
-        cluster.monitor.signal(cluster.raised(worker, 1.0, "communication"), at(1.0))
+        cluster.monitor.feed(cluster.raised(worker, 1.0, "communication"), at(1.0))
     for node in cluster.names:
         cluster.beat(node, 1.4, phase="waiting")
     error = only_error(cluster.tick(1.45))
@@ -106,7 +106,7 @@ def test_a_bus_that_was_away_does_not_make_a_node_report(away_s: float) -> None:
     cluster.listen_until(1.0)
     for node in cluster.names:
         cluster.beat(node, 0.9)
-    cluster.monitor.signal(cluster.raised("n0/0", 1.0, "communication"), at(1.0))
+    cluster.monitor.feed(cluster.raised("n0/0", 1.0, "communication"), at(1.0))
     back_s = 1.0 + away_s
     for node in ("n0", "n1"):
         cluster.beat(node, back_s)
@@ -117,7 +117,7 @@ def test_a_bus_that_was_away_does_not_make_a_node_report(away_s: float) -> None:
 
 def test_a_dead_rank_in_a_heartbeat_leaves_the_suspicion_to_its_exit() -> None:
     cluster = Cluster()
-    cluster.monitor.signal(cluster.raised("n0/0", 1.0, "communication"), at(1.0))
+    cluster.monitor.feed(cluster.raised("n0/0", 1.0, "communication"), at(1.0))
     for node in ("n0", "n2"):
         cluster.beat(node, 1.4)
     cluster.beat("n1", 1.4, task=None)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from services.detector.decisions.inputs import StacksGiven
 from services.detector.progress import hangs
 from services.detector.progress.standstill import StacksQuestion
 from services.detector.state.stalls import COLD_FACTOR, COLD_FLOOR_S, COLD_STEPS
@@ -95,7 +96,7 @@ def test_a_fresh_process_that_waits_busily_in_a_collective_is_not_at_work() -> N
     assert waiting_for(cluster, 0.6 * HARD_S, idle_s=0.0) == []
     question = StacksQuestion("n1", "gpt", 3, 0.1)  # at half of the hard limit the ranks were asked
     reply = StacksReply(node="n1", workers={"n1/0": RankReport(rank=1, groups=[wait])})
-    cluster.monitor.stacks_answered(question, reply)
+    cluster.monitor.feed(StacksGiven(question, reply), at(0.0))
     assert only_error(waiting_for(cluster, 0.6 * HARD_S + 1.0, idle_s=0.0)).worker == "n1/0"
 
 

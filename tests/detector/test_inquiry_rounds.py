@@ -121,7 +121,7 @@ def test_nodes_whose_sockets_broke_are_asked_about_one_another_first() -> None:
     found.run(STEP_S)
     found.cut_pair("n10", "n160")
     for name in ("n160", "n10"):
-        found.cluster.monitor.signal(found.cluster.raised(f"{name}/0", found.now_s, "communication"), at(found.now_s))
+        found.cluster.monitor.feed(found.cluster.raised(f"{name}/0", found.now_s, "communication"), at(found.now_s))
     asked_before = len(found.asked)
     found.run(2 * STEP_S)
     first = found.asked[asked_before].asked_at

@@ -114,7 +114,7 @@ def test_a_heartbeat_that_a_later_one_has_overtaken_is_dropped() -> None:
     cluster.beat("n0", 2.0, task=None)
     assert late is not None
     for heartbeat in (late, late):
-        assert cluster.monitor.heartbeat(heartbeat, at(3.0)).events == []
+        assert cluster.monitor.feed(heartbeat, at(3.0)).events == []
     assert cluster.monitor.state.nodes["n0"].heard_at == at(2.0)
     status = cluster.monitor.state.status("n0/0")
     assert status is not None

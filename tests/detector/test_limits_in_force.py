@@ -23,7 +23,7 @@ from tests.detector.kit import Cluster, at, lose, moved
 
 def shown(cluster: Cluster, seconds: float, *names: str) -> list[NodeLimits]:
     monitor = cluster.monitor
-    return limits_in_force.of_nodes(monitor.state, monitor.silence_limits, names or cluster.names, at(seconds))
+    return limits_in_force.of_nodes(monitor.state, monitor.limits.silence, names or cluster.names, at(seconds))
 
 
 def train(cluster: Cluster, until_s: float, report: Callable[[int], dict[str, Any]]) -> None:
@@ -57,15 +57,15 @@ def test_until_enough_is_known_the_settings_are_in_force() -> None:
 
 def test_a_task_shows_its_limits_by_what_its_ranks_do() -> None:
     cluster = Cluster(trained=False)
-    [first] = limits_in_force.of_tasks(cluster.monitor.state, cluster.monitor.silence_limits, ["gpt", "other"])
+    [first] = limits_in_force.of_tasks(cluster.monitor.state, cluster.monitor.limits.silence, ["gpt", "other"])
     assert (first.step_s, first.first_steps_s, first.longest_start_s) == (None, 120.0, None)
     cluster.fold(moved("p1", 1, "restored", complete=True, durations_s={"first_step": 12.0}))
     train(cluster, 1.0, lambda _: {})
-    [found] = limits_in_force.of_tasks(cluster.monitor.state, cluster.monitor.silence_limits, ["gpt"])
+    [found] = limits_in_force.of_tasks(cluster.monitor.state, cluster.monitor.limits.silence, ["gpt"])
     assert (found.step_s, found.first_steps_s, found.longest_start_s) == (60.0, 60.0, 12.0)
     assert (found.between_steps_s, found.hard_s) == (120.0, 240.0)
     cluster.beat("n1", 2.0, step=9, phase="ended")
-    [found] = limits_in_force.of_tasks(cluster.monitor.state, cluster.monitor.silence_limits, ["gpt"])
+    [found] = limits_in_force.of_tasks(cluster.monitor.state, cluster.monitor.limits.silence, ["gpt"])
     assert found.step_s == 60.0, "where a rank is at the moment is another matter"
 
 

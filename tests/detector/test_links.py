@@ -127,7 +127,7 @@ def test_broken_sockets_are_examined_as_well() -> None:
     found = timed(Links())
     found.run(STEP_S)
     found.cut_pair("n0", "n1")
-    found.cluster.monitor.signal(found.cluster.raised("n0/0", found.now_s, "communication"), at(found.now_s))
+    found.cluster.monitor.feed(found.cluster.raised("n0/0", found.now_s, "communication"), at(found.now_s))
     error = found.until_event()
     assert (error.kind, error.node) == (ErrorKind.BROKEN_LINK, "n1")
 

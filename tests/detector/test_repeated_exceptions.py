@@ -29,7 +29,7 @@ def attempts(cluster: Cluster, texts: list[str], *, gap_s: float = 10.0, steps: 
         seconds = 1.0 + index * gap_s
         raised = cluster.raised("n1/0", seconds, "exception", step=16 + index * steps)
         raised = raised.model_copy(update={"traceback": text})
-        events += cluster.monitor.signal(raised, at(seconds)).events
+        events += cluster.monitor.feed(raised, at(seconds)).events
         if isinstance(events[-1], ErrorDetected):
             restart_plan(f"p{index + 2}", events[-1], cluster, "n1/0", generation=cluster.generation)
             complete(f"p{index + 2}", cluster, cluster.generation + 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.detector.evolve import evolve
 from services.detector.state.cluster import DetectorState
+from shared.service.core import Started
 from tests.detector.kit import Cluster, at, lose, moved, only_error, restart_plan
 
 
@@ -26,21 +27,21 @@ def test_an_unanswered_failure_is_escalated_after_a_restart_and_an_answered_one_
     restart_plan("p2", error, cluster, "n1/0")
     failed = moved("p2", 3, "failed", failed_workers=["n1/0"])
     cluster.monitor.fold(failed)
-    escalated = only_error(cluster.monitor.escalate(at(9.0)).events)
-    assert cluster.monitor.escalate(at(9.1)).events == []
+    escalated = only_error(cluster.monitor.feed(Started(), at(9.0)).events)
+    assert cluster.monitor.feed(Started(), at(9.1)).events == []
     answered = Cluster()
     answered.monitor.fold(error)
     restart_plan("p2", error, answered, "n1/0")
     answered.monitor.fold(failed)
     answered.monitor.fold(escalated)
-    assert answered.monitor.escalate(at(9.0)).events == []
+    assert answered.monitor.feed(Started(), at(9.0)).events == []
 
 
 def test_events_of_unknown_tasks_and_nodes_fold_without_harm() -> None:
     view = DetectorState()
     cluster = Cluster(1)
-    evolve(view, moved("p9", 4, "restored", complete=True))
+    evolve(view, moved("p9", 4, "restored", complete=True), at(0))
     lost = lose(cluster, "n0")
     for event in lost:
-        evolve(view, event)
+        evolve(view, event, at(0))
     assert "gpt" in view.tasks

@@ -135,7 +135,7 @@ def test_a_detector_that_starts_while_it_is_cut_off_loses_nobody() -> None:
     successor = World(3)
     for node in successor.monitor.state.nodes.values():
         node.heard_at = node.heartbeat = None
-    successor.monitor.started_at = at(successor.now_s)
+    successor.monitor.state.listening_since = at(successor.now_s)
     successor.cut_control()
     assert successor.run(10.0) == []
     assert successor.is_cut_off()

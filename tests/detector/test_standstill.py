@@ -7,6 +7,7 @@ import signal
 from typing import Any
 
 from services.agent.agent import Agent
+from services.detector.decisions.inputs import StacksGiven
 from services.detector.progress import standstill
 from services.detector.progress.standstill import StacksQuestion
 from services.detector.state.task import Standstill
@@ -42,7 +43,7 @@ def answer(cluster: Cluster, question: StacksQuestion, *, waits: bool = True, st
     group = GroupRecord(group="1", ranks=[0, 1, 2], entered=9 if waits else 8, waits=waiting)
     report = RankReport(rank=rank, state="S", stack=stack, groups=[group])
     reply = StacksReply(node=question.node, workers={f"{question.node}/0": report})
-    cluster.monitor.stacks_answered(question, reply)
+    cluster.monitor.feed(StacksGiven(question, reply), at(0.0))
 
 
 def trained() -> Cluster:
@@ -94,8 +95,9 @@ def test_a_node_speaks_for_its_own_ranks_only() -> None:
     cluster = trained()
     questions, _ = silent_from(cluster, 10.0, 10.0 + 0.6 * LIMIT_S)
     forged = StacksReply(node="n0", workers={"n1/0": RankReport(rank=1, stack="forged")})
-    cluster.monitor.stacks_answered(questions[0], forged)
-    cluster.monitor.stacks_answered(questions[1], StacksReply(node="n0", workers={"n0/0": RankReport(stack="x")}))
+    cluster.monitor.feed(StacksGiven(questions[0], forged), at(0.0))
+    other = StacksReply(node="n0", workers={"n0/0": RankReport(stack="x")})
+    cluster.monitor.feed(StacksGiven(questions[1], other), at(0.0))
     assert cluster.monitor.state.standstills["gpt"].reports == {}
 
 

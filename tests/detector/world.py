@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from services.detector.decisions.decision import Decision
 from services.detector.nodes.probing import DETECTOR, ProbeQuestion
 from services.detector.nodes.silence import reachability
 from shared.messages.probes import Outcome
-from tests.detector.kit import LIMITS, Cluster, at
+from tests.detector.kit import LIMITS, Cluster, Found, at
 
 TICK_S = 0.1
 BEAT_TICKS = 2
@@ -65,7 +64,7 @@ class World:
     def __post_init__(self) -> None:
         self.cluster = Cluster(self.nodes)
         self.monitor = self.cluster.monitor
-        self.monitor.network = "here"
+        self.monitor.limits = replace(LIMITS, network="here")
         self.names = self.cluster.names
         self.run(1.0)
 
@@ -132,7 +131,7 @@ class World:
         self.monitor.echo(at(self.now_s))
         self._take(self.monitor.tick(at(self.now_s)))
 
-    def _take(self, decision: Decision) -> None:
+    def _take(self, decision: Found) -> None:
         self.events += decision.events
         self.notes += decision.notes
         self.asked += decision.probes

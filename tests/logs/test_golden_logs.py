@@ -99,7 +99,7 @@ def test_the_planner_folds_it(records: list[Recorded]) -> None:
 def test_the_monitor_folds_it(records: list[Recorded]) -> None:
     view = DetectorState()
     for record in records:
-        view = evolve_monitor(view, record.event)
+        view = evolve_monitor(view, record.event, record.recorded_at)
     assert list(view.running()) == list(view.moving()) == []
     assert view.tasks.keys() | view.ended.keys() == {
         r.event.task for r in records if isinstance(r.event, TaskSubmitted)

@@ -22,8 +22,8 @@ from services.agent.machine.hardware import NodeHardware
 from services.agent.metrics import AgentMetrics
 from services.agent.node.slots import ENDS, Node
 from services.api import present
-from services.detector.decide import Monitor
-from services.detector.metrics import DetectorMetrics
+from services.detector.metrics import detector_metrics
+from services.detector.state.cluster import DetectorState
 from services.planner.lookahead.table import LookAhead
 from services.planner.metrics import PlannerMetrics
 from services.transition.metrics import TransitionMetrics
@@ -34,6 +34,7 @@ from shared.events.codes import FailureCode
 from shared.events.severities import Severity
 from shared.log.journal import Journal
 from shared.model import utc_now
+from shared.service.metrics import StateMetrics
 from shared.settings.model import Settings
 from shared.tasks.specification import TaskState
 from shared.views.documents import NodeState
@@ -64,7 +65,7 @@ def families(settings: Settings, bus: Bus) -> Iterable[Metric]:
     registry, missing = CollectorRegistry(), cast(Any, None)
     PlannerMetrics(registry, LookAhead())
     TransitionMetrics(registry, State)
-    DetectorMetrics(registry, lambda: Monitor(limits=LIMITS, started_at=utc_now()), utc_now)
+    registry.register(StateMetrics(lambda: detector_metrics(DetectorState(), LIMITS, {}, utc_now())))
     node = Node.create("n0", "one", 2)
     heartbeats = Heartbeats(bus, node, missing, settings, 1, missing, {}, "")
     heartbeats.published_at_s = 0.0

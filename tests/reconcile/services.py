@@ -1,4 +1,4 @@
-"""The services of the simulation, over a log in memory: the transition service as it is, and the cores of the others.
+"""The services of the simulation, over a log in memory: detector and transition service as they are, but for the bus.
 
 A service that is started again starts from a state snapshot of two thirds of the log, or as far as its last run came.
 """
@@ -9,7 +9,6 @@ import asyncio
 import functools
 import itertools
 import random
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from types import SimpleNamespace
@@ -17,27 +16,23 @@ from typing import Any, Generic, TypeVar, cast
 
 from prometheus_client import CollectorRegistry
 
-from services.detector.decide import DetectorLimits, Monitor
-from services.detector.evolve import evolve
-from services.detector.incidents import observations
-from services.detector.nodes.leftovers import Clean
-from services.detector.state.cluster import DetectorState
-from services.detector.state.stalls import StallLimits
-from services.detector.state.unlogged import SelfTestQuestion
+from services.detector import main as detector
+from services.detector.decisions.inputs import Input
+from services.detector.main import DetectorService
 from services.detector.state_snapshot import KEPT as DETECTOR
 from services.planner.replay.log_fold import Fold
 from services.planner.state.cluster import State
 from services.planner.state_snapshot import KEPT as PLANNER
-from services.transition.main import Transition, limits
+from services.transition import main as transition
+from services.transition.main import Transition as TransitionService
 from services.transition.state_snapshot import KEPT as TRANSITION
 from shared.bus.endpoints import Endpoint
 from shared.errors import Unavailable
 from shared.events.union import EVENT, Event, Recorded
-from shared.messages.commands import Command, ReleaseTask, Reply
-from shared.messages.self_test import SelfTestResult
-from shared.messages.signals import Heartbeat, Signal
+from shared.messages.commands import COMMANDS, LEFTOVERS
+from shared.messages.self_test import SELF_TEST, SelfTestResult
 from shared.service.changes import Changes
-from shared.service.core import Append, Logged, Started, StateFold
+from shared.service.core import Append, Logged, Started
 from shared.service.frame import Context
 from shared.service.runner import Runner
 from shared.service.state_keeper import StateKeeper
@@ -50,24 +45,18 @@ from tests.reconcile.virtual import now
 
 S = TypeVar("S")
 
-LIMITS = DetectorLimits(
-    heartbeat_interval_s=0.25,
-    node_timeout_s=1.5,
-    progress_interval_s=5.0,
-    restart_window_s=600.0,
-    stalls=StallLimits(
-        hang_factor=3.0,
-        hang_floor_s=0.5,
-        stop_factor=3.0,
-        stop_floor_s=0.5,
-        collective_floor_s=2.0,
-        slow_region_timeout_s=15.0,
-    ),
+SETTINGS = Settings(
+    hang_floor_s=0.5,
+    stop_floor_s=0.5,
+    collective_floor_s=2.0,
+    slow_region_timeout_s=15.0,
+    command_timeout_s=20.0,
+    resume_timeout_s=40.0,
 )
 
-SETTINGS = Settings(command_timeout_s=20.0, resume_timeout_s=40.0, slow_region_timeout_s=15.0, node_timeout_s=1.5)
+LIMITS = detector.limits(SETTINGS)
 
-TRANSITION_LIMITS = limits(SETTINGS)
+TRANSITION_LIMITS = transition.limits(SETTINGS)
 
 
 class Log:
@@ -142,91 +131,70 @@ class ServiceLog(Generic[S]):
 
 
 class Bus:
-    """What the transition service calls of the bus: agents' commands, over the network."""
+    """What a service calls of the bus: it is told what comes, and its commands go over the network."""
 
     connected = True
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._handlers: dict[Endpoint[Any, Any], Callable[[Any], Awaitable[Any]]] = {}
 
-    async def call(self, endpoint: Endpoint[Command, Reply], command: Command, node: str) -> Reply:
-        carry_out = functools.partial(self._cluster.command, node, command)
+    async def subscribe(self, endpoint: Endpoint[Any, Any], handle: Callable[[Any], Awaitable[Any]], *_: str) -> None:
+        self._handlers[endpoint] = handle
+
+    async def serve(
+        self, endpoint: Endpoint[Any, Any], handle: Callable[[Any], Awaitable[Any]], *, refuse: object
+    ) -> None:
+        self._handlers[endpoint] = handle
+
+    async def publish(self, endpoint: Endpoint[Any, Any], message: object, *_: str) -> None:
+        if endpoint in self._handlers:
+            await self._handlers[endpoint](message)
+
+    async def deliver(self, endpoint: Endpoint[Any, Any], message: object) -> None:
+        """Have a request answered.
+
+        Raises:
+            Unavailable: nobody has subscribed.
+        """
+        if endpoint not in self._handlers:
+            raise Unavailable("starting")
+        await self._handlers[endpoint](message)
+
+    async def call(
+        self, endpoint: Endpoint[Any, Any], request: Any, node: str, *, timeout_s: float | None = None
+    ) -> Any:
+        if endpoint is SELF_TEST:
+            return SelfTestResult(incarnation=self._cluster.agents[node].node.incarnation)
+        if endpoint not in (COMMANDS, LEFTOVERS):
+            raise Unavailable("no agent here answers that")
+        carry_out = functools.partial(self._cluster.command, node, request)
         return await self._cluster.network.request(node, carry_out, endpoint.timeout_s)
 
 
-class Detector(Runner[DetectorState, Any, Any]):
+def context(log: ServiceLog[Any], bus: Bus) -> Context:
+    """Return what a service gets from its frame."""
+    parts = SimpleNamespace(
+        name="service", journal=log, bus=bus, settings=SETTINGS, registry=CollectorRegistry(), ready=lambda: None
+    )
+    return cast("Context", parts)
+
+
+class Detector(DetectorService):
     def __init__(self, log: Log, cluster: Cluster) -> None:
-        own = ServiceLog(log, DETECTOR)
-        fold = StateFold(lambda state, event, at: evolve(state, event), DetectorState())
-        super().__init__(DETECTOR.service, own, fold, now, own)
-        self.monitor = Monitor(limits=LIMITS, started_at=now())
-        self.cluster = cluster
+        own, self.bus = ServiceLog(log, DETECTOR), Bus(cluster)
+        super().__init__(context(own, self.bus), cast("StateKeeper[Any]", own), now)
 
-    def decide(self, state: DetectorState, item: Any, at: datetime) -> tuple[DetectorState, list[Any]]:
-        self.monitor.state = state
-        match item:
-            case Started():
-                self.monitor.started_at = at
-                decision = self.monitor.escalate(at)
-            case Logged(record=record):
-                observations.settle(state, record.event, at)
-                decision = self.monitor.escalate(at)
-            case SelfTestQuestion():
-                decision = self.monitor.tested(item, SelfTestResult(incarnation=item.incarnation))
-            case Heartbeat():
-                decision = self.monitor.heartbeat(item, at)
-            case None:
-                self.monitor.echo(at)
-                decision = self.monitor.tick(at)
-            case _:
-                decision = self.monitor.signal(item, at)
-        appends = [Append(decision.events)] if decision.events else []
-        return state, [*appends, *decision.cleans, *decision.tests]
-
-    def perform(self, effect: Any) -> None:
-        match effect:
-            case Clean():
-                self.spawn(self._clean(effect), "clean")
-            case SelfTestQuestion():
-                self.spawn(self._feed(effect), "self-test")
-
-    async def begin(self) -> None:
-        while True:
-            await self.feed(None)
-            await asyncio.sleep(0.1)
-
-    async def signal(self, signal: Signal) -> None:
-        if not self.started.is_set():
-            raise Unavailable("starting")
-        await self.has_folded_log()
-        await self.feed(signal)
-
-    def heartbeat(self, heartbeat: Heartbeat) -> None:
-        if self.started.is_set():
-            self.spawn(self._feed(heartbeat), "heartbeat")
-
-    async def _feed(self, item: Any) -> None:
+    async def _take(self, item: Input, what: str) -> None:
+        """Decide. What the core fails on is no reason to go on."""
         await self.feed(item)
-
-    async def _clean(self, clean: Clean) -> None:
-        command = ReleaseTask(
-            command_id=str(uuid.uuid4()),
-            plan=f"clean/{clean.node}",
-            task=clean.task,
-            generation=clean.generation,
-            workers=clean.workers,
-        )
-        try:
-            await self.cluster.network.request(clean.node, lambda: self.cluster.command(clean.node, command), 5.0)
-        except Unavailable:
-            pass
 
 
 class Planner(Runner[State, Logged | Started, Append]):
     def __init__(self, log: Log, cluster: Cluster) -> None:
         own = ServiceLog(log, PLANNER)
         self.plans = Fold()
-        super().__init__(PLANNER.service, own, self.plans, now, own)
+        super().__init__(context(own, Bus(cluster)), self.plans, now, own)
         self.answers = recorded_answers(log.records)
 
     async def recorded(self, record: Recorded) -> list[Event] | None:
@@ -239,10 +207,7 @@ class Planner(Runner[State, Logged | Started, Append]):
         return self.plans.state, [Append(decided)]
 
 
-def transition(log: Log, cluster: Cluster) -> Transition:
-    """Return the service as it is, on this log and these agents."""
-    own = ServiceLog(log, TRANSITION)
-    context = SimpleNamespace(
-        journal=own, bus=Bus(cluster), settings=SETTINGS, registry=CollectorRegistry(), ready=lambda: None
-    )
-    return Transition(cast("Context", context), cast("StateKeeper[Any]", own), now)
+class Transition(TransitionService):
+    def __init__(self, log: Log, cluster: Cluster) -> None:
+        own = ServiceLog(log, TRANSITION)
+        super().__init__(context(own, Bus(cluster)), cast("StateKeeper[Any]", own), now)

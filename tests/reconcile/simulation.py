@@ -10,15 +10,14 @@ from typing import Any, Literal
 
 from hypothesis import HealthCheck, Phase, settings
 
-from services.transition.main import Transition
 from shared.errors import Unavailable
 from shared.events.union import ClusterConfigured, TaskStopRequested, TaskSubmitted
-from shared.messages.signals import Heartbeat, Signal
+from shared.messages.signals import HEARTBEATS, SIGNALS, Heartbeat, Signal
 from shared.service.runner import Runner
 from tests.examples import examples
 from tests.planner.kit import spec
 from tests.reconcile.nodes import Cluster
-from tests.reconcile.services import Detector, Log, Planner, transition
+from tests.reconcile.services import Detector, Log, Planner, Transition
 from tests.reconcile.virtual import FAILED, Network, now, seconds, watched
 
 Kind = Literal[
@@ -108,17 +107,17 @@ class Simulation:
     async def _signal(self, signal: Signal) -> None:
         if self.detector is None:
             raise Unavailable("no detector")
-        await self.detector.signal(signal)
+        await self.detector.bus.deliver(SIGNALS, signal)
 
     def _heartbeat(self, heartbeat: Heartbeat) -> None:
         if self.detector is not None:
-            self.detector.heartbeat(heartbeat)
+            watched(self.detector.bus.publish(HEARTBEATS, heartbeat))
 
     def _start(self, name: str) -> None:
         kinds: dict[str, Callable[[Log, Cluster], Runner[Any, Any, Any]]] = {
             "detector": Detector,
             "planner": Planner,
-            "transition": transition,
+            "transition": Transition,
         }
         self.services[name] = kinds[name](self.log, self.cluster)
         self._running[name] = watched(self.services[name].run())

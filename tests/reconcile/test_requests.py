@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from services.transition.main import Transition
 from services.transition.state import Phase
 from shared.events.union import (
     EventBase,
@@ -25,7 +24,7 @@ from shared.events.union import (
     TaskStopRequested,
 )
 from tests.reconcile.ranks import Rank
-from tests.reconcile.services import Planner
+from tests.reconcile.services import Planner, Transition
 from tests.reconcile.simulation import Script, Simulation
 from tests.reconcile.virtual import now, run, seconds
 

@@ -10,7 +10,6 @@ import signal
 import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,11 @@ from services.transition.state_snapshot import KEPT as TRANSITION
 from shared.bus.connection import Bus
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.service.frame import Context, Main
+from shared.service.frame import Main
 from shared.service.state_keeper import folder_of
 from shared.service.state_snapshots import KeptState, StateSnapshots
 from shared.settings.model import Settings
+from tests.detector.conftest import Awaited
 from tests.logs.kit import golden_log, read_rows, restore
 from tests.planner.test_shell import node, plans, submission, until
 from tests.transition.test_main import NODES, Agents, Watch, agents, restart_plan, submitted, watch
@@ -45,23 +45,12 @@ SERVICES: dict[str, tuple[Main, KeptState[Any]]] = {
 }
 
 
-@dataclass
-class Started(Context):
-    """``began``: set when the service is ready."""
-
-    began: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def ready(self) -> None:
-        super().ready()
-        self.began.set()
-
-
 @contextlib.asynccontextmanager
 async def running(
     main: Main, settings: Settings, bus: Bus, journal: Journal, *, planned: bool = True
 ) -> AsyncIterator[None]:
     """Run a service, ready, for the length of the block, and then stop it: as it is asked to, or by cancelling it."""
-    context = Started(settings, bus, journal, asyncio.Event(), "service")
+    context = Awaited(settings, bus, journal, asyncio.Event(), "service")
     task = asyncio.ensure_future(main(context))
     waiting = asyncio.ensure_future(context.began.wait())
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.detector.decide import Monitor
+from services.detector.decide import decide as monitor
+from services.detector.decisions.inputs import Echo, Tick
 from services.detector.state_snapshot import KEPT as DETECTOR
 from services.planner.replay.log_fold import Fold
 from services.planner.replay.replay import Replayer
@@ -22,7 +23,7 @@ from services.transition.decide import decide
 from services.transition.state_snapshot import KEPT as TRANSITION
 from shared.events.union import Event, Recorded
 from shared.log.log import EventLog
-from shared.service.core import Started
+from shared.service.core import Append, Started
 from shared.service.state_snapshots import KeptState
 from tests.api import test_any_history as any_history
 from tests.api.kit import START
@@ -63,19 +64,22 @@ def order(value: Any) -> Any:
     return [order(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def contents(events: Sequence[Event]) -> list[str]:
+def contents(events: Iterable[Event]) -> list[str]:
     return [event.canonical() for event in events]
+
+
+def appended(effects: Iterable[object]) -> list[str]:
+    return contents(event for effect in effects if isinstance(effect, Append) for event in effect.events)
 
 
 @quick
 @given(histories, st.integers(0, 25))
 def test_the_detector_of_any_history(records: list[Recorded], cut: int) -> None:
-    whole, resumed = (Monitor(limits=LIMITS, started_at=NOW, state=state) for state in both(DETECTOR, records, cut))
-    assert contents(resumed.escalate(NOW).events) == contents(whole.escalate(NOW).events)
-    for monitor in (whole, resumed):
-        monitor.echo(NOW)
-    assert contents(resumed.tick(NOW).events) == contents(whole.tick(NOW).events)
-    assert resumed.state == whole.state
+    whole, resumed = both(DETECTOR, records, cut)
+    for item in (Started(), Echo(), Tick()):
+        (_, expected), (_, found) = (monitor(state, item, NOW, LIMITS) for state in (whole, resumed))
+        assert appended(found) == appended(expected)
+    assert resumed == whole
 
 
 @quick

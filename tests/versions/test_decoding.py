@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.detector.decide import Monitor
 from shared.bus.dropped import MAX_LINES, DroppedMessages
 from shared.bus.endpoints import Codec
 from shared.bus.messages import MAX_INTEGER
@@ -27,7 +26,7 @@ from shared.model import Model
 from shared.settings.model import read_settings
 from shared.tasks.specification import TaskSpec, parse_spec
 from tests.agent.kit import SPEC, stage
-from tests.detector.kit import LIMITS, START, at, moved, plan
+from tests.detector.kit import START, Monitor, at, moved, plan
 from tests.versions.kit import (
     COMMAND_SAMPLES,
     ILL,
@@ -205,7 +204,7 @@ def test_a_heartbeat_speaks_of_its_own_workers_once() -> None:
 
 def running() -> Monitor:
     """A monitor with a task that trains on two workers of n0."""
-    monitor = Monitor(limits=LIMITS, started_at=START)
+    monitor = Monitor(START)
     workers = ["n0/0", "n0/1"]
     target = stage(1, workers, source="initial")
     change = TaskChange(task="gpt", reason="new", action="move", from_generation=0, prepare=workers, target=target)
@@ -231,11 +230,7 @@ def test_whatever_the_detector_reads_gives_events_that_the_log_can_store(
             message = codec.decode(data)
         except Undecodable:
             continue
-        if codec is DEPARTURES.request:
-            decision, _ = monitor.departure(message, at(second))
-        else:
-            decision = (monitor.heartbeat if codec is HEARTBEATS.request else monitor.signal)(message, at(second))
-        for event in [*decision.events, *monitor.tick(at(second + 0.5)).events]:
+        for event in [*monitor.feed(message, at(second)).events, *monitor.tick(at(second + 0.5)).events]:
             draft(event)
             assert event.event_id not in ids
             ids.add(event.event_id)
@@ -243,14 +238,14 @@ def test_whatever_the_detector_reads_gives_events_that_the_log_can_store(
 
 def test_an_incarnation_that_was_replaced_does_not_join_again() -> None:
     """The log has its event: another one of that id would end the detector."""
-    monitor = Monitor(limits=LIMITS, started_at=START)
+    monitor = Monitor(START)
     found = []
     for second, incarnation in enumerate(("a", "b", "a", "b", "a")):
         beat = heartbeat(second, incarnation=incarnation, sent_at=at(second))
-        found += [event.type for event in monitor.heartbeat(beat, at(second)).events]
+        found += [event.type for event in monitor.feed(beat, at(second)).events]
     assert found == ["node.joined", "error.detected", "node.joined"]
     other = heartbeat(node="n1", workers=[], incarnation="b")
-    assert monitor.heartbeat(other, at(9)).events == []
+    assert monitor.feed(other, at(9)).events == []
 
 
 # ---- counting

@@ -2,53 +2,105 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from services.detector.decisions import status_events
+from services.detector.decisions.admission import Ask
 from services.detector.evolve import evolve
 from services.detector.incidents import observations
 from services.detector.nodes.leftovers import Clean
 from services.detector.nodes.probing import ProbeQuestion
+from services.detector.nodes.silence_limits import SilenceLimits
 from services.detector.progress.standstill import StacksQuestion
 from services.detector.state.cluster import DetectorState
+from services.detector.state.stalls import StallLimits
 from services.detector.state.unlogged import SelfTestQuestion
 from shared.events.union import ErrorDetected, Event
+from shared.messages.admission import Answer, DepartureAnswer
+from shared.service.core import Append
+from shared.settings.escalation import EscalationLimits
+
+
+@dataclass(frozen=True, slots=True)
+class DetectorLimits:
+    """Thresholds of the detector, from the settings (``shared/settings/model.py`` gives the reasons); seconds.
+
+    ``network``: the network stack of the detector (``shared.machine.network``); empty: unknown.
+    """
+
+    heartbeat_interval_s: float
+    node_timeout_s: float
+    progress_interval_s: float
+    restart_window_s: float
+    stalls: StallLimits
+    escalation: EscalationLimits = field(default_factory=EscalationLimits)
+    network: str = ""
+
+    @property
+    def silence(self) -> SilenceLimits:
+        """For how long nodes may be silent."""
+        return SilenceLimits(self.heartbeat_interval_s, self.node_timeout_s, self.stalls, self.network)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Effect: a line for a person to read."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """A message to an agent: the name of its node belongs to a newer agent."""
+    """Effect: a message to an agent that the name of its node belongs to a newer agent."""
 
     node: str
     incarnation: str
 
 
+Question = ProbeQuestion | StacksQuestion | SelfTestQuestion
+"""What agents are asked, or the detector itself probes; the answers are inputs."""
+
+Effect = Append | Note | Revoke | Clean | Question | Answer | Ask | DepartureAnswer
+"""What the detector does: it appends, notes, revokes, or asks agents. The last three answer the input's sender."""
+
+
 @dataclass(slots=True)
 class Decision:
-    """The events to append, in order, the requests to agents, and the agents whose name belongs to another one.
+    """A decision in the making, on one input.
 
-    ``probes``: requests to probe; their answers are inputs (``Monitor.probed``). ``stacks``, ``tests``: requests for
-    stacks and for self-tests, answered likewise (``Monitor.stacks_answered``, ``Monitor.tested``). ``notes``: lines for
-    a person to read.
+    Attributes:
+        state: the detector's; events are folded into it at once.
+        now: the time of the input.
+        limits: thresholds.
+        events: to append, in order.
+        others: the effects beside that.
     """
 
+    state: DetectorState
+    now: datetime
+    limits: DetectorLimits
     events: list[Event] = field(default_factory=list)
-    cleans: list[Clean] = field(default_factory=list)
-    revokes: list[Revoke] = field(default_factory=list)
-    probes: list[ProbeQuestion] = field(default_factory=list)
-    stacks: list[StacksQuestion] = field(default_factory=list)
-    tests: list[SelfTestQuestion] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    others: list[Effect] = field(default_factory=list)
 
-    def add(self, state: DetectorState, event: Event | None) -> None:
-        """Fold an event into the state and add it to the decision, if there is one.
+    def add(self, event: Event | None) -> None:
+        """Fold an event into the state and have it appended, if there is one.
 
         Before an error comes how far the tasks have trained that it interrupts.
         """
         if isinstance(event, ErrorDetected):
-            for summary in status_events.before_fault(state, event, event.detected_at):
-                self.add(state, summary)
-            observations.begin(state, event)
+            for summary in status_events.before_fault(self.state, event, event.detected_at):
+                self.add(summary)
+            observations.begin(self.state, event)
         if event is not None:
-            evolve(state, event)
+            evolve(self.state, event, self.now)
             self.events.append(event)
+
+    def note(self, lines: Iterable[str]) -> None:
+        """Have lines written for a person to read."""
+        self.others += map(Note, lines)
+
+    def effects(self) -> list[Effect]:
+        """Return the effects: first what is appended."""
+        return [Append(self.events), *self.others] if self.events else self.others

@@ -14,7 +14,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from services.detector.decisions.incidents import Incidents
+from services.detector.decisions import incidents
+from services.detector.decisions.decision import Decision
 from services.detector.incidents.faults import METHOD, SERVICE, Fault
 from services.detector.state.cluster import DetectorState
 from services.detector.state.known_errors import KnownError
@@ -31,24 +32,24 @@ MOST_EARLY = 16
 start. An agent looks at its devices before its first heartbeat."""
 
 
-def failed(incidents: Incidents, signal: DeviceFailed) -> None:
+def failed(decision: Decision, signal: DeviceFailed) -> None:
     """Take the report of a device's fault."""
-    node = incidents.state.nodes.get(signal.node)
+    node = decision.state.nodes.get(signal.node)
     if node is None or node.incarnation != signal.incarnation:
-        _keep(incidents.state, signal)
+        _keep(decision.state, signal)
         return
     fault = device_fault(signal.fault)
     if fault.severity is Severity.SEV1:
-        _isolate(incidents, node, signal, fault)
+        _isolate(decision, node, signal, fault)
     elif fault.severity is not None:
-        _restart(incidents, node, signal, fault)
+        _restart(decision, node, signal, fault)
 
 
-def joined(incidents: Incidents, node: str) -> None:
+def joined(decision: Decision, node: str) -> None:
     """Take the reports that came before their node joined."""
-    for signal in incidents.state.early_devices.pop(node, []):
-        if signal.incarnation == incidents.state.nodes[node].incarnation:
-            failed(incidents, signal)
+    for signal in decision.state.early_devices.pop(node, []):
+        if signal.incarnation == decision.state.nodes[node].incarnation:
+            failed(decision, signal)
 
 
 def _keep(state: DetectorState, signal: DeviceFailed) -> None:
@@ -57,9 +58,9 @@ def _keep(state: DetectorState, signal: DeviceFailed) -> None:
     state.early_devices[signal.node] = [*kept, signal][-MOST_EARLY:]
 
 
-def _isolate(incidents: Incidents, node: MonitoredNode, signal: DeviceFailed, fault: DeviceFault) -> None:
+def _isolate(decision: Decision, node: MonitoredNode, signal: DeviceFailed, fault: DeviceFault) -> None:
     """Isolate the node, unless it is because of a device already."""
-    state, now = incidents.state, incidents.now
+    state, now = decision.state, decision.now
     if state.is_held_by_device(node.name):
         return
     original = _outstanding(state, signal)
@@ -77,17 +78,17 @@ def _isolate(incidents: Incidents, node: MonitoredNode, signal: DeviceFailed, fa
         evidence=evidence.mapping(**_evidence(signal, fault)),
         escalates=original.event_id if original is not None else None,
     )
-    incidents.decision.add(state, event)
+    decision.add(event)
 
 
-def _restart(incidents: Incidents, node: MonitoredNode, signal: DeviceFailed, fault: DeviceFault) -> None:
+def _restart(decision: Decision, node: MonitoredNode, signal: DeviceFailed, fault: DeviceFault) -> None:
     """Have the processes on the device's workers started again; isolate the node where that has not helped."""
-    found = [(task, one) for task in incidents.state.tasks.values() if (one := _of_task(task, signal, fault))]
+    found = [(task, one) for task in decision.state.tasks.values() if (one := _of_task(task, signal, fault))]
     if any(task.failures.repeats(one.key) for task, one in found):
-        _isolate(incidents, node, signal, fault)
+        _isolate(decision, node, signal, fault)
         return
     for task, one in found:
-        incidents.record(task, one)
+        incidents.record(decision, task, one)
 
 
 def _of_task(task: MonitoredTask, signal: DeviceFailed, fault: DeviceFault) -> Fault | None:

@@ -7,7 +7,7 @@ fault that a link may have caused waits for its inquiry (``links.py``); broken s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
 from services.detector.decisions import status_events
@@ -17,13 +17,13 @@ from services.detector.incidents.faults import Fault
 from services.detector.nodes import links
 from services.detector.progress import standstill
 from services.detector.state.cluster import DetectorState
+from services.detector.state.node import MonitoredNode
 from services.detector.state.task import MonitoredTask, Suspicion
 from shared.events.codes import FailureCode
 from shared.events.evidence import Evidence
 from shared.events.severities import SEVERITY, ErrorKind
 from shared.events.union import ErrorDetected, Event, derived_id
 from shared.messages.signals import ProcessExited, RankRaised
-from shared.settings.escalation import EscalationLimits
 
 SETTLE_S = 0.25
 """The signal of a cause arrives within 50 ms, and on a busy machine within this time. Broken sockets count as a fault
@@ -36,156 +36,150 @@ STANDS_STILL = (ErrorKind.HANG, ErrorKind.COLLECTIVE_TIMEOUT)
 """Kinds of errors of ranks that stand still, whose evidence says what they do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Incidents:
-    """Decides on the faults of tasks, for one input.
+def exited(decision: Decision, task: MonitoredTask, signal: ProcessExited) -> None:
+    """Take the end of a process."""
+    if not task.accepts(signal.worker, signal.generation):
+        observations.note(decision.state, task, signal)
+        return
+    if script_ends.is_failure(signal):
+        decision.add(script_ends.failed(task, signal, decision.now))
+        return
+    suspicion = task.suspicion
+    known = suspicion is not None and suspicion.generation == signal.generation
+    suspects = suspicion.signals if suspicion is not None and known else []
+    record(decision, task, faults.of_exit(signal, suspects))
 
-    Attributes:
-        state: the detector's; events are folded into it at once.
-        decision: of the input; takes the events and the questions.
-        window_s: ``restart_window_s`` of the settings.
-        now: the time of the input.
-        limits: of escalation by cause.
+
+def raised(decision: Decision, task: MonitoredTask, signal: RankRaised) -> None:
+    """Take what a rank raised.
+
+    A refusal (an error that shows that the task cannot run as specified) ends a task that has never trained, and so
+    does a rank that is not what the others are: it is not known which of them is meant. A task that has trained can
+    run: then the fault lies with this worker, and is answered like any exception. A script that restarts whole refuses
+    only at its first start: whether it trains by then, nobody else knows.
     """
-
-    state: DetectorState
-    decision: Decision
-    window_s: float
-    now: datetime
-    limits: EscalationLimits
-
-    def exited(self, task: MonitoredTask, exited: ProcessExited) -> None:
-        """Take the end of a process."""
-        if not task.accepts(exited.worker, exited.generation):
-            observations.note(self.state, task, exited)
-            return
-        if script_ends.is_failure(exited):
-            self.decision.add(self.state, script_ends.failed(task, exited, self.now))
-            return
-        suspicion = task.suspicion
-        known = suspicion is not None and suspicion.generation == exited.generation
-        suspects = suspicion.signals if suspicion is not None and known else []
-        self.record(task, faults.of_exit(exited, suspects))
-
-    def raised(self, task: MonitoredTask, raised: RankRaised) -> None:
-        """Take what a rank raised.
-
-        A refusal (an error that shows that the task cannot run as specified) ends a task that has never trained, and so
-        does a rank that is not what the others are: it is not known which of them is meant. A task that has trained can
-        run: then the fault lies with this worker, and is answered like any exception. A script that restarts whole
-        refuses only at its first start: whether it trains by then, nobody else knows.
-        """
-        if raised.cause == "communication":
-            self._suspect(task, raised)
-        elif task.accepts(raised.worker, raised.generation):
-            if raised.cause in ("refused", "differs") and (task.restarts_whole or not task.has_trained):
-                self.decision.add(self.state, faults.refusal(task, raised, now=self.now))
-            elif script_ends.is_failure(raised):
-                self.decision.add(self.state, script_ends.failed(task, raised, self.now))
-            else:
-                self.record(task, faults.of_exception(raised))
+    if signal.cause == "communication":
+        _suspect(decision, task, signal)
+    elif task.accepts(signal.worker, signal.generation):
+        if signal.cause in ("refused", "differs") and (task.restarts_whole or not task.has_trained):
+            decision.add(faults.refusal(task, signal, now=decision.now))
+        elif script_ends.is_failure(signal):
+            decision.add(script_ends.failed(task, signal, decision.now))
         else:
-            observations.note(self.state, task, raised)
+            record(decision, task, faults.of_exception(signal))
+    else:
+        observations.note(decision.state, task, signal)
 
-    def escalate(self) -> None:
-        """Answer the plans that could not be carried out."""
-        for task in list(self.state.tasks.values()):
-            if task.ended or task.unanswered:
-                task.failed_transition = None
-            if (moved := task.failed_transition) is None:
-                continue
-            if moved.code is FailureCode.CHECKPOINT_FAILED:
-                task.failed_transition = None
-                self.decision.add(self.state, status_events.stop_refused(task, moved, self.now))
-                continue
-            fault = self._after_inquiry(task, faults.of_transition(task, moved))
-            if fault is not None:
-                event = faults.escalation(task, moved, fault, window_s=self.window_s, now=self.now)
-                task.failed_transition = None
-                self._add(causes.of_failed_plan(self.state, event, self.limits))
 
-    def examine(self, task: MonitoredTask, fault: Fault | None) -> None:
-        """Decide on a fault of the task, if there is one, once its nodes have said whether a link is its cause."""
-        self.record(task, self._after_inquiry(task, fault))
+def escalate(decision: Decision) -> None:
+    """Answer the plans that could not be carried out."""
+    for task in list(decision.state.tasks.values()):
+        if task.ended or task.unanswered:
+            task.failed_transition = None
+        if (moved := task.failed_transition) is None:
+            continue
+        if moved.code is FailureCode.CHECKPOINT_FAILED:
+            task.failed_transition = None
+            decision.add(status_events.stop_refused(task, moved, decision.now))
+            continue
+        fault = _after_inquiry(decision, task, faults.of_transition(task, moved))
+        if fault is not None:
+            event = faults.escalation(task, moved, fault, window_s=decision.limits.restart_window_s, now=decision.now)
+            task.failed_transition = None
+            _add(decision, causes.of_failed_plan(decision.state, event, decision.limits.escalation))
 
-    def record(self, task: MonitoredTask, fault: Fault | None) -> None:
-        """Decide on a fault of the task, if there is one."""
-        if fault is None:
-            return
-        evidence = {**fault.evidence, "ranks": self._ranks(task), "mean_step_s": task.mean_step_s()}
-        if fault.kind in STANDS_STILL:
-            known = self.state.standstills.get(task.name)
-            evidence |= standstill.evidence(known, fault.generation, Evidence.read(fault.evidence).workers)
-        full = replace(fault, evidence=evidence)
-        if fault.kind is ErrorKind.DIFFERENCE:
-            event: Event = _difference(task, full, now=self.now)
-        else:
-            event = faults.judge(task, full, window_s=self.window_s, now=self.now)
-            event = causes.escalate(self.state, event, self.limits, full.traceback)
-        # A stall that its plan did not end is found again, with the same id and another duration. The log refuses
-        # another content under a known id.
-        if event.event_id not in task.recorded:
-            self._add(event)
 
-    def _add(self, event: Event) -> None:
-        """Add an event of a fault. Nodes that were given up for what now follows its task are used again."""
-        returned = causes.wrongly_given_up(self.state, event, self.limits) if isinstance(event, ErrorDetected) else []
-        self.decision.add(self.state, event)
-        for node in returned:
-            self.decision.add(self.state, status_events.node_returned(node, event, self.now))
+def examine(decision: Decision, task: MonitoredTask, fault: Fault | None) -> None:
+    """Decide on a fault of the task, if there is one, once its nodes have said whether a link is its cause."""
+    record(decision, task, _after_inquiry(decision, task, fault))
 
-    def broken_sockets(self, task: MonitoredTask) -> bool:
-        """Decide on collectives that broke; return whether there are any, since nothing else is judged meanwhile.
 
-        They count also while a task is to save its state and exit: nothing else would say that its ranks wait for ever.
-        """
-        suspicion, change = task.suspicion, task.change
-        if suspicion is None or suspicion.generation != task.generation:
+def record(decision: Decision, task: MonitoredTask, fault: Fault | None) -> None:
+    """Decide on a fault of the task, if there is one."""
+    if fault is None:
+        return
+    evidence = {**fault.evidence, "ranks": _ranks(decision.state, task), "mean_step_s": task.mean_step_s()}
+    if fault.kind in STANDS_STILL:
+        known = decision.state.standstills.get(task.name)
+        evidence |= standstill.evidence(known, fault.generation, Evidence.read(fault.evidence).workers)
+    full = replace(fault, evidence=evidence)
+    if fault.kind is ErrorKind.DIFFERENCE:
+        event: Event = _difference(task, full, now=decision.now)
+    else:
+        event = faults.judge(task, full, window_s=decision.limits.restart_window_s, now=decision.now)
+        event = causes.escalate(decision.state, event, decision.limits.escalation, full.traceback)
+    # A stall that its plan did not end is found again, with the same id and another duration. The log refuses
+    # another content under a known id.
+    if event.event_id not in task.recorded:
+        _add(decision, event)
+
+
+def _add(decision: Decision, event: Event) -> None:
+    """Add an event of a fault. Nodes that were given up for what now follows its task are used again."""
+    returned: list[MonitoredNode] = []
+    if isinstance(event, ErrorDetected):
+        returned = causes.wrongly_given_up(decision.state, event, decision.limits.escalation)
+    decision.add(event)
+    for node in returned:
+        decision.add(status_events.node_returned(node, event, decision.now))
+
+
+def broken_sockets(decision: Decision, task: MonitoredTask) -> bool:
+    """Decide on collectives that broke; return whether there are any, since nothing else is judged meanwhile.
+
+    They count also while a task is to save its state and exit: nothing else would say that its ranks wait for ever.
+    """
+    suspicion, change = task.suspicion, task.change
+    if suspicion is None or suspicion.generation != task.generation:
+        return False
+    if change is not None and (change.hold or change.action not in ("stop", "pause")):
+        return False  # the plan breaks them off by itself, or its next stage shows whether they work
+    if _all_alive_since(decision.state, task, suspicion.at):
+        examine(decision, task, faults.of_broken_sockets(task, suspicion))
+    return True
+
+
+def _after_inquiry(decision: Decision, task: MonitoredTask, fault: Fault | None) -> Fault | None:
+    """Return the fault if it is to be judged now, and not to wait, or part of the isolation of a node."""
+    found = links.examine(decision.state, task, fault, decision.now)
+    decision.others += found.questions
+    for error in found.errors:
+        decision.add(causes.with_pair_limit(decision.state, error, decision.limits.escalation))
+    return found.fault
+
+
+def _suspect(decision: Decision, task: MonitoredTask, raised: RankRaised) -> None:
+    """Note that a rank's collectives broke, unless a cause is known or a plan breaks them on purpose."""
+    newest = task.newest_generation()
+    expected = raised.generation == task.generation if task.change is None else raised.generation == newest
+    if task.unanswered or not expected or not task.accepts(raised.worker, raised.generation):
+        observations.note(decision.state, task, raised)
+        return
+    if task.suspicion is None or task.suspicion.generation != raised.generation:
+        task.suspicion = Suspicion(raised.generation, decision.now, [])
+    task.suspicion.signals.append(raised)
+
+
+def _all_alive_since(state: DetectorState, task: MonitoredTask, at: datetime) -> bool:
+    """Return whether every node of the task has reported its ranks alive ``SETTLE_S`` after ``at``, or later."""
+    for member in task.members.values():
+        node = state.nodes.get(member.node)
+        status = state.status(member.worker)
+        heard_at = node.heard_at if node is not None else None
+        settled = heard_at is not None and (heard_at - at).total_seconds() >= SETTLE_S
+        if not settled or status is None or status.task != task.name:
             return False
-        if change is not None and (change.hold or change.action not in ("stop", "pause")):
-            return False  # the plan breaks them off by itself, or its next stage shows whether they work
-        if self._all_alive_since(task, suspicion.at):
-            self.examine(task, faults.of_broken_sockets(task, suspicion))
-        return True
+    return True
 
-    def _after_inquiry(self, task: MonitoredTask, fault: Fault | None) -> Fault | None:
-        """Return the fault if it is to be judged now, and not to wait, or part of the isolation of a node."""
-        found = links.examine(self.state, task, fault, self.now)
-        self.decision.probes += found.questions
-        for error in found.errors:
-            self.decision.add(self.state, causes.with_pair_limit(self.state, error, self.limits))
-        return found.fault
 
-    def _suspect(self, task: MonitoredTask, raised: RankRaised) -> None:
-        """Note that a rank's collectives broke, unless a cause is known or a plan breaks them on purpose."""
-        newest = task.newest_generation()
-        expected = raised.generation == task.generation if task.change is None else raised.generation == newest
-        if task.unanswered or not expected or not task.accepts(raised.worker, raised.generation):
-            observations.note(self.state, task, raised)
-            return
-        if task.suspicion is None or task.suspicion.generation != raised.generation:
-            task.suspicion = Suspicion(raised.generation, self.now, [])
-        task.suspicion.signals.append(raised)
-
-    def _all_alive_since(self, task: MonitoredTask, at: datetime) -> bool:
-        """Return whether every node of the task has reported its ranks alive ``SETTLE_S`` after ``at``, or later."""
-        for member in task.members.values():
-            node = self.state.nodes.get(member.node)
-            status = self.state.status(member.worker)
-            heard_at = node.heard_at if node is not None else None
-            settled = heard_at is not None and (heard_at - at).total_seconds() >= SETTLE_S
-            if not settled or status is None or status.task != task.name:
-                return False
-        return True
-
-    def _ranks(self, task: MonitoredTask) -> dict[str, dict[str, object]]:
-        """Return where each rank stands, for the reader of an incident."""
-        ranks: dict[str, dict[str, object]] = {}
-        for worker, member in task.members.items():
-            status = self.state.status(worker)
-            if status is not None and status.task == task.name:
-                ranks[worker] = {"rank": member.rank, **status.model_dump(include=_RANK_FIELDS)}
-        return ranks
+def _ranks(state: DetectorState, task: MonitoredTask) -> dict[str, dict[str, object]]:
+    """Return where each rank stands, for the reader of an incident."""
+    ranks: dict[str, dict[str, object]] = {}
+    for worker, member in task.members.items():
+        status = state.status(worker)
+        if status is not None and status.task == task.name:
+            ranks[worker] = {"rank": member.rank, **status.model_dump(include=_RANK_FIELDS)}
+    return ranks
 
 
 def _difference(task: MonitoredTask, fault: Fault, *, now: datetime) -> ErrorDetected:

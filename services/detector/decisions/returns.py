@@ -8,8 +8,6 @@ detector's own log. ``unicron return`` has the api ask for the same test.
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from services.detector.decisions.decision import Decision
 from services.detector.nodes import isolation
 from services.detector.state.cluster import DetectorState
@@ -19,12 +17,12 @@ from shared.messages.self_test import SelfTestResult
 from shared.messages.signals import Heartbeat
 
 
-def may_join(state: DetectorState, decision: Decision, heartbeat: Heartbeat, now: datetime) -> bool:
+def may_join(decision: Decision, heartbeat: Heartbeat) -> bool:
     """Return whether a node that nothing else keeps out may join; a question is put where that is not known yet.
 
     Only nodes that were isolated are tested: one that was lost, or is new, has to run ranks in any case.
     """
-    name = heartbeat.node
+    state, now, name = decision.state, decision.now, heartbeat.node
     if name not in state.isolated and name not in state.condemned:
         return True
     known = state.self_tests.get(name)
@@ -36,7 +34,7 @@ def may_join(state: DetectorState, decision: Decision, heartbeat: Heartbeat, now
         # Without an answer it is asked again as if it had failed.
         known.next_at = now + known.pause
         peers = isolation.targets(state, name)
-        decision.tests.append(SelfTestQuestion(name, heartbeat.incarnation, peers, now))
+        decision.others.append(SelfTestQuestion(name, heartbeat.incarnation, peers, now))
     return False
 
 

@@ -1,7 +1,7 @@
 """Requests to probe, and what is known from them: which witness reaches which agent. Pure.
 
 A rule that needs to know (``silence.py``) puts the questions of ``ask`` into its decision; the shell (``main.py``) has
-them answered, and passes each answer in with its time (``Monitor.probed``).
+them answered, and passes each answer in with its time (``inputs.Probed``).
 """
 
 from __future__ import annotations

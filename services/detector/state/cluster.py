@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 
 from services.detector.state.cause_history import CauseHistory
 from services.detector.state.known_errors import KnownError
@@ -24,6 +24,10 @@ from shared.tasks.specification import DEFAULT_MAX_RESTARTS
 
 MTBF_NODE_S = 20 * 86_400.0
 """The default of the setting, for a log without ``cluster.configured`` (``shared.settings.model`` has the reason)."""
+
+
+LONG_AGO = datetime.min.replace(tzinfo=UTC)
+"""Before the detector's start, which is an input like any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,9 @@ class DetectorState:
         link_may_be_cut: no node on another machine than the detector's is heard, and some there are not known to be
             lost; or no node at all is. Not in the log.
         standstills: by task, of those that seem to stand still. Not in the log.
+        listening_since: when the detector began to listen; after the bus was away, the end of the reconnect grace. Not
+            in the log, as the next.
+        echo_at: when its own message last arrived.
     """
 
     nodes: dict[str, MonitoredNode] = field(default_factory=dict)
@@ -82,6 +89,8 @@ class DetectorState:
     standstills: Unlogged[dict[str, Standstill]] = field(default_factory=dict)
     slowed: dict[str, float] = field(default_factory=dict)
     round_trips: Unlogged[RoundTrips] = field(default_factory=RoundTrips, compare=False, repr=False)
+    listening_since: Unlogged[datetime] = LONG_AGO
+    echo_at: Unlogged[datetime | None] = None
 
     def is_held_by_device(self, node: str) -> bool:
         """Return whether a node is left out because of a device."""
