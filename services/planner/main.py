@@ -69,7 +69,7 @@ class Planner(Runner[State, Logged | Started, Append]):
         check_decider(start.decider)
         await journal.follow_time(start.last)
         configured = await last_parameters(journal.read, start) or self.state.config
-        now = configuration(self._context.settings, event_id=str(uuid.uuid4()), clock=self._clock)
+        now = configuration(self._context.settings, event_id=str(uuid.uuid4()), at=self._clock())
         if has_changed(configured, now):
             await journal.append([now])
         self._answers = LoggedAnswers(journal.read, start.answers, start.older)
@@ -166,24 +166,10 @@ class Planner(Runner[State, Logged | Started, Append]):
             logger.exception("could not look ahead")
 
 
-def configuration(settings: Settings, *, event_id: str, clock: Clock) -> ClusterConfigured:
-    """Return the event that logs the settings which decisions use."""
-    return ClusterConfigured(
-        event_id=event_id,
-        occurred_at=clock(),
-        mtbf_node_s=settings.mtbf_node_s,
-        throughput_hysteresis=settings.throughput_hysteresis,
-        transition_prior_s=settings.transition_prior_s,
-        worker_flop_per_s=settings.worker_flop_per_s,
-        price_per_worker_hour=settings.price_per_worker_hour,
-        currency=settings.currency,
-        storage_bytes_per_s=settings.storage_bytes_per_s,
-        starvation_s=settings.starvation_s,
-        allow_pausing=settings.allow_pausing,
-        memory_copies=settings.memory_copies,
-        prices=settings.prices,
-        value_per_eflop=settings.value_per_eflop,
-    )
+def configuration(settings: Settings, *, event_id: str, at: datetime) -> ClusterConfigured:
+    """Return the event that logs the settings which decisions use: those that it has a field for."""
+    names = Settings.model_fields.keys() & ClusterConfigured.model_fields.keys()
+    return ClusterConfigured(event_id=event_id, occurred_at=at, **{name: getattr(settings, name) for name in names})
 
 
 def has_changed(last: ClusterConfigured | None, now: ClusterConfigured) -> bool:
