@@ -1,6 +1,6 @@
-"""The result of a task: parameters in one file, and a summary of how they came about.
+"""The result of a task: its parameters (``unicron.checkpoint.export``), and a summary of how they came about.
 
-A file system may be slow. So a thread of rank 0 writes, and all ranks wait for it together, and show that they do: a
+A file system may be slow. So a thread of each rank writes, and all ranks wait for it together, and show that they do: a
 result that takes minutes is no hang.
 """
 
@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from concurrent import futures
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from unicron import device
-from unicron.checkpoint import export, storage
-from unicron.checkpoint.writer import PROGRESS_S
+from unicron.checkpoint import export, target
 from unicron.link.waiting import Wait
 from unicron.protocol.messages import Configure, Finished
-from unicron.state import transfer
 from unicron.state.rank_state import RankState
 
 
@@ -65,35 +62,26 @@ class Result:
 
         Raises:
             RuntimeError: a peer was lost meanwhile.
-            Exception: rank 0 cannot write it for a reason that no storage has.
+            Exception: a rank cannot write it for a reason that no storage has.
         """
-        path = Path(configure.directory) / "result" / "parameters.safetensors"
+        folder = Path(configure.directory) / "result"
         is_first = configure.rank == 0
-        parameters = export.full_parameters(state.model, progress)
-        written: Future[None] = Future()
-        if is_first:
-            summary = {"steps": state.applied, "samples_sha256": state.digest.hex(), "loss": loss}
-            written = self._thread.submit(_write, path, parameters, json.dumps(summary) + "\n")
-        else:
-            written.set_result(None)
-        while agreed(0 if futures.wait([written], timeout=PROGRESS_S).done else 1, wait):
-            progress()
-        error = written.exception()
-        if error is not None and not isinstance(error, OSError):
-            raise error
-        reasons = transfer.gather(f"{type(error).__name__}: {error}" if error is not None else "", wait)
+        summary = {"steps": state.applied, "samples_sha256": state.digest.hex(), "loss": loss}
+        exported = export.export(
+            state.model,
+            folder,
+            self._thread,
+            beside={"summary.json": (json.dumps(summary) + "\n").encode()},
+            nodes=target.nodes_of(configure.members),
+            wait=wait,
+            progress=progress,
+        )
         finished = Finished(
             generation=configure.generation,
             rank=configure.rank,
             step=state.applied,
             samples_sha256=state.digest.hex() if is_first else "",
-            parameters_path=str(path) if is_first else "",
+            parameters_path=str(exported.path) if is_first else "",
             loss=loss,
         )
-        return finished, next((reason for reason in reasons if reason), "")
-
-
-def _write(path: Path, parameters: dict[str, torch.Tensor], summary: str) -> None:
-    export.write(parameters, path)
-    # Behind the parameters, as it says of what they are.
-    storage.write_whole(str(path.with_name("summary.json")), summary.encode())
+        return finished, exported.reason

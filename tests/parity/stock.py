@@ -3,7 +3,8 @@
     python stock.py SPEC RESULT RANK WORLD_SIZE PORT TENSOR PIPELINE INTERLEAVE
 
 Model, first parameters, optimizer and samples are the built-in trainer's; the loop is as short as Megatron allows. The
-parameters go to RESULT, and beside it the loss of the last step and the digest of all samples.
+parameters go to RESULT (``parameters.safetensors``), and beside it go the loss of the last step and the digest of all
+samples.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +121,8 @@ def main(
     virtual = interleave if interleave > 1 else None
     parallel_state.initialize_model_parallel(tensor, pipeline, virtual, create_gloo_process_groups=False)
     model, loss, digest = train(task, samples, tensor, pipeline)
-    export(model, Path(result))
+    with ThreadPoolExecutor(1) as thread:
+        assert not export(model, Path(result).parent, thread).reason
     dist.barrier()
     ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
     if parallel_state.is_pipeline_last_stage() and ranks == (0, 0):  # which knows the loss

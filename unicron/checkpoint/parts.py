@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, Protocol
@@ -20,7 +21,7 @@ import xxhash
 from unicron.checkpoint import storage
 from unicron.checkpoint.archive import PartFile
 from unicron.errors import UnicronError
-from unicron.state.chunks import StateChunk, name_of
+from unicron.state.chunks import StateChunk, dtype_of, name_of
 
 FILE_BYTES = 256 << 20
 """Size at which a further file begins. Chosen: a reader of an object store has one file in memory; far larger than what
@@ -134,20 +135,51 @@ def write_tensors(file: _Writable, tensors: Mapping[str, torch.Tensor]) -> None:
         OSError: the file cannot be written.
         UnicronError: the format has no such type of numbers.
     """
+    write_header(file, {name: (name_of(values.dtype), tuple(values.shape)) for name, values in tensors.items()})
+    for values in tensors.values():
+        write_values(file, values)
+
+
+def write_header(file: _Writable, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Write what comes before the tensors, which follow in this order.
+
+    Args:
+        file: where to.
+        tensors: name of a tensor -> its type of numbers, as torch names it, and its shape.
+
+    Raises:
+        OSError: the file cannot be written.
+        UnicronError: the format has no such type of numbers.
+    """
     header: dict[str, Any] = {}
     end = 0
-    for name, values in tensors.items():
-        dtype = name_of(values.dtype)
-        if dtype not in _DTYPES:
-            raise UnicronError(f"{name}: numbers of type {dtype} cannot be saved")
-        start, end = end, end + values.nbytes
-        header[name] = {"dtype": _DTYPES[dtype], "shape": list(values.shape), "data_offsets": [start, end]}
+    for name, (dtype, shape) in tensors.items():
+        check_type(name, dtype)
+        start, end = end, end + math.prod(shape) * dtype_of(dtype).itemsize
+        header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % _ALIGNMENT_BYTES)
     file.write(struct.pack("<Q", len(encoded)))
     file.write(encoded)
-    for values in tensors.values():
-        file.write(values.reshape(-1).view(torch.uint8).numpy())
+
+
+def check_type(name: str, dtype: str) -> None:
+    """Check that the format has a tensor's type of numbers.
+
+    Raises:
+        UnicronError: it has not.
+    """
+    if dtype not in _DTYPES:
+        raise UnicronError(f"{name}: numbers of type {dtype} cannot be saved")
+
+
+def write_values(file: _Writable, values: torch.Tensor) -> None:
+    """Write the numbers of a tensor, which is contiguous and in the memory of the CPU.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    file.write(values.reshape(-1).view(torch.uint8).numpy())
 
 
 @contextlib.contextmanager

@@ -94,19 +94,9 @@ def prove(root: str, generation: int, nodes: Sequence[str], wait: Wait) -> str:
     Raises:
         RuntimeError: a member was lost meanwhile.
     """
-    location, rank = f"{root}/{TOKEN.format(generation=generation)}", dist.get_rank()
-    token, problem = uuid.uuid4().hex, ""
-    if rank == 0:
-        try:
-            storage.write_whole(location, token.encode())
-        except OSError as err:
-            problem = f"{nodes[0]} cannot write checkpoints to {root}: {type(err).__name__}: {err}"
-    token, problem = transfer.gather((token, problem), wait)[0]
+    sees, problem = seeing(f"{root}/{TOKEN.format(generation=generation)}", wait)
     if problem:
-        return str(problem)
-    sees = transfer.gather(_sees(location, token), wait)
-    if rank == 0:
-        storage.delete(location)
+        return f"{nodes[0]} cannot write checkpoints to {root}: {problem}"
     unseeing = sorted({node for node, seen in zip(nodes, sees, strict=True) if not seen})
     if not unseeing:
         return ""
@@ -115,6 +105,35 @@ def prove(root: str, generation: int, nodes: Sequence[str], wait: Wait) -> str:
         f"{which} not see the checkpoints that node {nodes[0]} writes to {root}: a task on several nodes needs a "
         "checkpoint.directory that all of them share, or an object store (checkpoint.url)"
     )
+
+
+def seeing(location: str, wait: Wait) -> tuple[list[bool], str]:
+    """Find out which ranks see what rank 0 writes; all ranks call it.
+
+    Args:
+        location: of a file that is written for this and deleted again.
+        wait: waits for a collective.
+
+    Returns:
+        For each rank whether it sees the file; and why rank 0 could not write it, empty if it could.
+
+    Raises:
+        RuntimeError: a member was lost meanwhile.
+    """
+    rank = dist.get_rank()
+    token, problem = uuid.uuid4().hex, ""
+    if rank == 0:
+        try:
+            storage.write_whole(location, token.encode())
+        except OSError as err:
+            problem = f"{type(err).__name__}: {err}"
+    token, problem = transfer.gather((token, problem), wait)[0]
+    if problem:
+        return [], str(problem)
+    sees = transfer.gather(_sees(location, token), wait)
+    if rank == 0:
+        storage.delete(location)
+    return sees, ""
 
 
 def _sees(location: str, token: str) -> bool:

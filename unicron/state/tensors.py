@@ -11,7 +11,7 @@ import torch
 
 from unicron.errors import UnicronError
 from unicron.megatron import optimizer as optimizers
-from unicron.megatron.model import is_megatron, located_shards
+from unicron.megatron.model import LocatedShard, is_megatron, located_shards
 from unicron.megatron.optimizer import UpdatedRange, torch_optimizers
 from unicron.state.chunks import (
     MAIN,
@@ -66,10 +66,7 @@ class StateTensors:
         for located in located_shards(self._model):
             size: int = math.prod(located.shape)
             begin, tensor = located.start, located.tensor
-            if tensor.shape == located.shape:
-                weights = tensor.data
-            else:
-                weights = tensor.data.view(-1)[begin : begin + size].view(located.shape)
+            weights = _weights(located)
             updated = ranges.get(tensor, UpdatedRange(tensor, 0, 0, False))
             main: torch.Tensor | None = updated.main if tensor in ranges else None
             # The optimizer may update a range of the parameter, and the parameter may be several shards.
@@ -188,6 +185,27 @@ class StateTensors:
                     yield kind, value
                 elif value is not None:
                     raise UnicronError(f"the optimizer's state {kind!r} is not a tensor but {type(value).__name__}")
+
+
+def parameter_chunks(model: Any) -> dict[StateChunk, torch.Tensor]:
+    """Return the parameters and persistent buffers of a rank's model by name, as whole chunks.
+
+    Raises:
+        UnicronError: a parameter of a Megatron model is not in the model's sharded state dict.
+    """
+    found: dict[StateChunk, torch.Tensor] = {}
+    for one in located_shards(model):
+        size, dtype = math.prod(one.shape), name_of(one.tensor.dtype)
+        found[StateChunk(one.name, one.global_shape, one.offset, one.shape, 0, size, dtype)] = _weights(one)
+    return found
+
+
+def _weights(located: LocatedShard) -> torch.Tensor:
+    """Return the values of a shard, in its shape: a view of the model's."""
+    if located.tensor.shape == located.shape:
+        return located.tensor.data
+    size = math.prod(located.shape)
+    return located.tensor.data.view(-1)[located.start : located.start + size].view(located.shape)
 
 
 def _add(
