@@ -50,14 +50,15 @@ def test_micro_batches_that_fill_a_schedule_have_no_gradients() -> None:
     chunk = SimpleNamespace(config=config, module=SimpleNamespace(sharded_state_dict=dict))
     scale = LossScale([chunk, chunk], micro_batches=8)
     scale.begin_call(4, filling=1)
-    assert [config.grad_scale_func(2.0) for _ in range(4)] == [2.0, 2.0, 2.0, 0.0]
+    loss = torch.tensor(2.0, requires_grad=True)
+    assert [config.grad_scale_func(loss) for _ in range(4)] == [2.0, 2.0, 2.0, 0.0]
     config.calculate_per_token_loss = False
     scale = LossScale([chunk, chunk], micro_batches=8)
     scale.begin_call(4, filling=2)
     # Megatron has divided by the 4 of the call.
-    assert [config.grad_scale_func(2.0) for _ in range(4)] == [1.0, 1.0, 0.0, 0.0]
+    assert [config.grad_scale_func(loss) for _ in range(4)] == [1.0, 1.0, 0.0, 0.0]
     scale.begin_call(4)  # the call before was broken off, or not: its losses do not count here
-    assert config.grad_scale_func(2.0) == 1.0
+    assert config.grad_scale_func(loss) == 1.0
 
 
 @pytest.mark.parametrize("precision", [Precision.FLOAT64, Precision.EXACT])

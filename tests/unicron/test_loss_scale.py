@@ -7,10 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent
 from tests.unicron.zygote import ROOT
+from unicron.errors import WrongLoop
 from unicron.megatron.schedule import LossScale
 from unicron.protocol.messages import Finished, Raised
 
@@ -53,6 +55,9 @@ ALL_AT_ONCE = [
 ]
 """One call of the schedule for all micro-batches of the rank."""
 
+NO_AUXILIARY_LOSSES = ("persist_layer_norm=False,", "persist_layer_norm=False, mtp_num_layers=0,")
+"""With which the schedule asks for the scale of auxiliary losses all the same, before each micro-batch's own."""
+
 COLLECTED = [(old, new.replace("step.all_micro_batches()", "list(step.micro_batches())")) for old, new in ALL_AT_ONCE]
 """The same with numbers that are to be computed one by one."""
 
@@ -84,7 +89,7 @@ async def test_a_stock_loss_counts_as_one_that_the_loop_scales(tmp_path: Path, s
             example(tmp_path, *changes)
             finished = await train(a, spec, [f"stock-{number}-{rank}" for rank in range(3)])
             assert largest_difference(finished.parameters_path, expected.parameters_path) <= 1e-7, changes
-        example(tmp_path, *ALL_AT_ONCE)
+        example(tmp_path, *ALL_AT_ONCE, NO_AUXILIARY_LOSSES)
         rounded = spec_file(script=str(tmp_path / "script.py"), exact=False, deterministic_sums=True, **FIELDS)
         finished = await train(a, rounded, ["all-0", "all-1", "all-2"])
         assert largest_difference(finished.parameters_path, expected.parameters_path) <= 1e-7
@@ -109,3 +114,22 @@ def test_the_models_own_function_is_called_once_also_where_two_models_share_a_co
     assert config.grad_scale_func(3.0) == 1.0
     first.begin_call(4)  # the model built last could not be used, and the one before trains on
     assert config.grad_scale_func(3.0) == 2.0
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_what_is_asked_for_beside_the_losses_does_not_count_as_one(chunks: int) -> None:
+    """Megatron's schedules ask for the scale of auxiliary losses with a number that nothing is computed from."""
+    config = SimpleNamespace(calculate_per_token_loss=False, grad_scale_func=None)
+    model = [SimpleNamespace(config=config, module=SimpleNamespace(sharded_state_dict=dict)) for _ in range(chunks)]
+    scale = LossScale(model if chunks > 1 else model[0], 8)
+    filling = chunks - 1
+    scale.begin_call(4, filling=filling)
+    loss = torch.ones(1, requires_grad=True)
+    factors = []
+    for _ in range(4):
+        assert scale(torch.ones(1)).item() == 0.5
+        factors.append(scale(loss).item())
+    assert factors == [0.5] * (4 - filling) + [0.0] * filling
+    if filling:
+        with pytest.raises(WrongLoop, match="more losses than the 4 micro-batches"):
+            scale(loss)

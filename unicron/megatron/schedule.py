@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -144,8 +143,8 @@ class LossScale:
         """
         self._micro_batches = micro_batches
         self._factor = 1.0
-        self._left = math.inf
-        """Losses of the present call that count."""
+        self._computed = self._filling = self._scaled = 0
+        """Of the present call: its micro-batches, how many of them only fill the schedule, and the losses scaled."""
         is_interleaved = len(model_chunks(model)) > 1 and is_megatron(model)
         self.applies = is_megatron(model) and not config_of(model).calculate_per_token_loss
         """Whether the loss is scaled here rather than by the training loop."""
@@ -165,13 +164,27 @@ class LossScale:
             filling: how many of them, the last ones, only fill the schedule.
         """
         self._factor = micro_batches / self._micro_batches if self.applies else 1.0
-        self._left = micro_batches - filling
+        self._computed, self._filling, self._scaled = micro_batches, filling, 0
         if self._config is not None:
             # At each call: a model that was built later may have the same configuration.
             self._config.grad_scale_func = self
 
     def __call__(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss, scaled. The schedules call this once for each micro-batch, in order."""
-        scaled = (loss if self._own is None else self._own(loss)) * (self._factor if self._left > 0 else 0.0)
-        self._left -= 1
-        return scaled
+        """Return the loss, scaled.
+
+        The schedules call this once for each micro-batch, in order, with its loss; and with a number, of which no
+        gradient is asked, for the scale of auxiliary losses, whether there are any or not.
+
+        Raises:
+            WrongLoop: more losses come than a call that is filled up computes micro-batches.
+        """
+        scaled = loss if self._own is None else self._own(loss)
+        if not self._filling or not loss.requires_grad:
+            return scaled * self._factor
+        if self._scaled == self._computed:
+            raise WrongLoop(
+                f"config.grad_scale_func is called for more losses than the {self._computed} micro-batches of a call "
+                "that is filled up: scale an auxiliary loss with a number, config.grad_scale_func(torch.ones(1))"
+            )
+        self._scaled += 1
+        return scaled * (self._factor if self._scaled <= self._computed - self._filling else 0.0)
