@@ -38,9 +38,11 @@ class StepAccount:
     """Losses and samples of a whole step, on which the ranks agree before they reduce its gradients."""
 
     loss: float
-    """Mean over the micro-batches, added up in their order."""
+    """Mean over the micro-batches, added up in their order; over their tokens, where those are counted."""
     sample_ids: list[int]
     """In the order of the micro-batches."""
+    tokens: float = 0.0
+    """Of all micro-batches, by which their gradients are divided; 0: the training loop has scaled them."""
 
 
 @dataclass(slots=True)
@@ -54,6 +56,8 @@ class PartialStep:
     losses: dict[int, Any] = field(default_factory=dict)
     """The losses of the micro-batches that the last chunk has done, where that chunk computes the loss: numbers, or
     tensors that are not read yet (``unicron.losses``)."""
+    tokens: dict[int, Any] = field(default_factory=dict)
+    """The numbers of tokens of the same micro-batches, as numbers or as tensors; empty where they do not count."""
     samples: dict[int, list[int]] = field(default_factory=dict)
     """Sample ids of the micro-batches that some chunk has done."""
     done: list[set[int]] = field(default_factory=lambda: [set()])
@@ -93,7 +97,7 @@ class PartialStep:
 
     def forget_done(self) -> None:
         """Forget what is done: its gradients are lost, except in the buckets that are reduced."""
-        self.losses, self.samples = {}, {}
+        self.losses, self.tokens, self.samples = {}, {}, {}
         self.done = [set() for _ in self.done]
         self.computed = [set() for _ in self.computed]
 

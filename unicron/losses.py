@@ -7,11 +7,13 @@ the next micro-batch. So nothing reads one before the passes of a step are done.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from unicron.errors import WrongLoop
+
+Key = TypeVar("Key")
 
 Loss = float | torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """A mean loss, as a number or as a tensor of one element; or a sum over tokens, and their number."""
@@ -29,8 +31,17 @@ def noted(loss: Loss) -> float | torch.Tensor:
         return _scalar(loss).clone() if loss.dtype == torch.float64 else _scalar(loss)
     if isinstance(loss, tuple):
         total, tokens = loss
-        return _scalar(total) / _scalar(tokens)
+        return _scalar(total) / _scalar(tokens).clamp(min=1.0)  # as Megatron: all tokens may be masked
     return float(loss)
+
+
+def tokens_of(loss: Loss) -> torch.Tensor | None:
+    """Return the number of tokens that a loss is a sum over, to be kept; None: it is a mean.
+
+    Raises:
+        WrongLoop: the number is a tensor of another number of elements than one.
+    """
+    return _scalar(loss[1]).clone() if isinstance(loss, tuple) else None
 
 
 def _scalar(tensor: torch.Tensor) -> torch.Tensor:
@@ -41,8 +52,8 @@ def _scalar(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(()).to(torch.float64)
 
 
-def read(losses: Mapping[int, Any]) -> dict[int, float]:
-    """Return losses by micro-batch as numbers: those that are tensors are copied to the host together."""
+def read(losses: Mapping[Key, Any]) -> dict[Key, float]:
+    """Return losses (by micro-batch) as numbers: those that are tensors are copied to the host together."""
     tensors = {k: loss for k, loss in losses.items() if isinstance(loss, torch.Tensor)}
     values = torch.stack(list(tensors.values())).tolist() if tensors else []
     return {**losses, **dict(zip(tensors, values, strict=True))}

@@ -58,6 +58,31 @@ ALL_AT_ONCE = [
 NO_AUXILIARY_LOSSES = ("persist_layer_norm=False,", "persist_layer_norm=False, mtp_num_layers=0,")
 """With which the schedule asks for the scale of auxiliary losses all the same, before each micro-batch's own."""
 
+PER_TOKEN = ("persist_layer_norm=False,", "persist_layer_norm=False, calculate_per_token_loss=True,")
+
+MASKED = (
+    """    total = losses.float().sum()
+    return total, torch.tensor(labels.numel(), dtype=torch.int), total.detach() / labels.numel()
+""",
+    """    mask = labels % 7 < labels[0, 0] % 5  # every micro-batch has another number of tokens, and one has none
+    total, tokens = (losses.float() * mask).sum(), mask.sum()
+    return total, tokens.to(torch.int), (total.detach().clone(), tokens)
+""",
+)
+"""As Megatron-LM's own loss function: a sum over tokens, their number, and both to report."""
+
+MEETS = ("        run.optimizer.step()\n", "        torch.distributed.barrier()\n        run.optimizer.step()\n")
+"""A rank that is lost before its update keeps the others from theirs."""
+
+DIVIDED = (
+    "    return total, tokens.to(torch.int), (total.detach().clone(), tokens)\n",
+    """    labels_of_step = (batch(sample_ids(step.number, k))[2] for k in range(MICRO_BATCHES))
+    of_step = sum(int((of_one % 7 < of_one[0, 0] % 5).sum()) for of_one in labels_of_step)
+    return total / of_step, tokens.to(torch.int), total.detach() * MICRO_BATCHES / of_step
+""",
+)
+"""The same where the loop divides by the tokens of the step, which it has to know before it begins."""
+
 COLLECTED = [(old, new.replace("step.all_micro_batches()", "list(step.micro_batches())")) for old, new in ALL_AT_ONCE]
 """The same with numbers that are to be computed one by one."""
 
@@ -73,10 +98,10 @@ def example(folder: Path, *changes: tuple[str, str]) -> Path:
     return path
 
 
-async def train(a: Agent, spec: Path, workers: list[str]) -> Finished:
+async def train(a: Agent, spec: Path, workers: list[str], pipeline: int = 1) -> Finished:
     a.messages.clear()
     await asyncio.gather(*(a.fork(worker, spec) for worker in workers))
-    await a.configure(dict.fromkeys(workers, "initial"))
+    await a.configure(dict.fromkeys(workers, "initial"), pipeline=pipeline)
     return await a.finished(len(workers))
 
 
@@ -95,6 +120,62 @@ async def test_a_stock_loss_counts_as_one_that_the_loop_scales(tmp_path: Path, s
         assert largest_difference(finished.parameters_path, expected.parameters_path) <= 1e-7
 
 
+async def test_gradients_of_sums_are_divided_by_the_tokens_of_the_global_batch(
+    tmp_path: Path, spec_file: SpecFile
+) -> None:
+    """With ``calculate_per_token_loss`` and a loss function like Megatron-LM's, in any layout, and through faults."""
+    async with agent(tmp_path / "run") as a:
+        spec = spec_file(script=str(example(tmp_path, PER_TOKEN, MASKED, DIVIDED)), **FIELDS)
+        expected = await train(a, spec, ["w0"])
+        for exact in (True, False):
+            spec = spec_file(script=str(example(tmp_path, PER_TOKEN, MASKED, MEETS)), **FIELDS, exact=exact)
+            a.messages.clear()
+            workers = [f"{name}-{exact}" for name in ("one", "two", "three")]
+            faults = {"UNICRON_FAIL_AT": "1:2:1:hang,2:3:update:hang"}
+            await asyncio.gather(*(a.fork(worker, spec, faults) for worker in workers))
+            await a.configure(dict.fromkeys(workers, "initial"))
+            # The second one is lost while the others are between the division of the gradients and the update.
+            for step, phase in ((2, ""), (3, "update")):
+                await a.lose(workers[1], step, phase)
+                workers.pop(1)
+                await a.hold(workers)
+                await a.resumed(await a.configure(dict.fromkeys(workers, "live"), stage="interrupted"))
+            finished = await a.finished(1)
+            assert finished.loss == pytest.approx(expected.loss, rel=1e-6)
+            assert finished.samples_sha256 == expected.samples_sha256
+            assert largest_difference(finished.parameters_path, expected.parameters_path) <= 1e-6
+        # Only the last of two stages knows the tokens; and models of two stages begin with other numbers.
+        split = await train(a, spec, ["a0", "a1"], pipeline=2)
+        example(tmp_path, PER_TOKEN, MASKED, DIVIDED)
+        divided = await train(a, spec, ["b0", "b1"], pipeline=2)
+        assert largest_difference(split.parameters_path, divided.parameters_path) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("changes", "factor"),
+    [
+        ([PER_TOKEN], "512 times"),  # Megatron's own loss function, whose mean is committed: 8 times 64 tokens
+        ([*LOOP_SCALES[1:]], "0.001953 times"),  # divided by M and the tokens twice
+        (
+            [PER_TOKEN, MASKED, ("return total, tokens.to", "return total / tokens.clamp(min=1) / 8, tokens.to")],
+            "times",
+        ),
+    ],
+    ids=["per-token", "divided-twice", "divided-and-summed"],
+)
+async def test_gradients_that_are_wrong_by_a_factor_are_refused_in_the_first_step(
+    changes: list[tuple[str, str]], factor: str, tmp_path: Path, spec_file: SpecFile
+) -> None:
+    async with agent(tmp_path / "run") as a:
+        await a.fork("w0", spec_file(script=str(example(tmp_path, *changes)), **FIELDS))
+        await a.configure({"w0": "initial"})
+        await a.until(lambda: "w0" in a.exits)
+        (raised,) = a.of(Raised)
+        assert (raised.error, raised.step) == ("WrongLoop", 1)
+        assert raised.detail.startswith("gradients would be ")
+        assert factor in raised.detail
+
+
 async def test_micro_batches_that_are_collected_for_one_call_are_refused(tmp_path: Path, spec_file: SpecFile) -> None:
     """Each would count as the only one of a call: the gradients would be too small."""
     async with agent(tmp_path / "run") as a:
@@ -111,9 +192,9 @@ def test_the_models_own_function_is_called_once_also_where_two_models_share_a_co
     model = SimpleNamespace(config=config, module=SimpleNamespace(sharded_state_dict=dict))
     first, second = LossScale(model, 8), LossScale(model, 8)
     second.begin_call(2)
-    assert config.grad_scale_func(3.0) == 1.0
+    assert config.grad_scale_func(torch.tensor(3.0)) == 1.0
     first.begin_call(4)  # the model built last could not be used, and the one before trains on
-    assert config.grad_scale_func(3.0) == 2.0
+    assert config.grad_scale_func(torch.tensor(3.0)) == 2.0
 
 
 @pytest.mark.parametrize("chunks", [1, 2])

@@ -39,9 +39,14 @@ def clip(model: Any, limit: float, wait: Wait, own: list[torch.Tensor] | None = 
     total = norm(model, wait, own)
     factor = limit / (total + EPSILON)
     if factor < 1.0:
-        for gradient in own if own is not None else [gradient_of(parameter) for parameter in _trained(model)]:
-            gradient.mul_(factor)
+        scale(model, factor, own)
     return total
+
+
+def scale(model: Any, factor: float, own: list[torch.Tensor] | None = None) -> None:
+    """Multiply the gradients of a model, or those that this rank alone has reduced, by a factor."""
+    for gradient in own if own is not None else [gradient_of(parameter) for parameter in _trained(model)]:
+        gradient.mul_(factor)
 
 
 def norm(model: Any, wait: Wait, own: list[torch.Tensor] | None = None) -> float:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from unicron.errors import WrongLoop
+from unicron.losses import Loss, noted, read, tokens_of
 from unicron.megatron.model import config_of, is_megatron, model_chunks
 
 
@@ -124,13 +126,16 @@ def fill(model: Any, micro_batches: list[int]) -> list[int]:
 
 
 class LossScale:
-    """Makes each micro-batch's loss count 1/M, where Megatron's schedules divide by the micro-batches of a call.
+    """Makes each micro-batch's loss count as it has to, and sees that it does.
 
-    And makes the loss of those count nothing that only fill an interleaved schedule: their gradients are zero.
+    With ``calculate_per_token_loss=False``, Megatron's default, a loss counts 1/M. The schedules divide it by the
+    micro-batches of a call, which is right if every step is one call on every replica; here the micro-batches of a call
+    differ, since a survivor computes those of a lost rank. With True a loss that is committed as a sum over tokens and
+    their number stays as it is, as in Megatron, and the gradients of the global batch are divided by its tokens; one
+    that is committed as a mean is scaled by the training loop. The loss of a micro-batch that only fills an interleaved
+    schedule counts nothing: its gradients are zero.
 
-    They do so with ``calculate_per_token_loss=False``, Megatron's default, and are right if every step is one call on
-    every replica. Here the micro-batches of a call differ: a survivor computes those of a lost rank. The schedules call
-    this object as ``config.grad_scale_func``, on the loss that they have divided.
+    The schedules call this object as ``config.grad_scale_func``, on the loss that they have divided.
     """
 
     def __init__(self, model: Any, micro_batches: int) -> None:
@@ -145,13 +150,18 @@ class LossScale:
         self._factor = 1.0
         self._computed = self._filling = self._scaled = 0
         """Of the present call: its micro-batches, how many of them only fill the schedule, and the losses scaled."""
-        is_interleaved = len(model_chunks(model)) > 1 and is_megatron(model)
-        self.applies = is_megatron(model) and not config_of(model).calculate_per_token_loss
+        self._counts_tokens: bool | None = None
+        """Whether losses are committed as sums over tokens that gradients are divided by; None: not known yet."""
+        self._begun: list[torch.Tensor] | None = []
+        """The losses that the backward passes of a first step began with; None: they were compared."""
+        self._committed: list[Any] = []
+        """What these should be, of the same micro-batches, by what was committed."""
+        self._config: Any = config_of(model) if is_megatron(model) else None
+        self._per_token = self._config is not None and bool(self._config.calculate_per_token_loss)
+        self.applies = self._config is not None and not self._per_token
         """Whether the loss is scaled here rather than by the training loop."""
-        self._config: Any = None
         self._own: Callable[[torch.Tensor], torch.Tensor] | None = None
-        if self.applies or is_interleaved:
-            self._config = config_of(model)
+        if self._config is not None:
             own = self._config.grad_scale_func
             # Two models may have the same configuration.
             self._own = own._own if isinstance(own, LossScale) else own
@@ -178,13 +188,85 @@ class LossScale:
         Raises:
             WrongLoop: more losses come than a call that is filled up computes micro-batches.
         """
-        scaled = loss if self._own is None else self._own(loss)
-        if not self._filling or not loss.requires_grad:
-            return scaled * self._factor
+        scaled = (loss if self._own is None else self._own(loss)) * self._factor
+        if not loss.requires_grad:
+            return scaled
+        if self._begun is not None:
+            self._begun.append((loss * self._factor).detach())
+        if not self._filling:
+            return scaled
         if self._scaled == self._computed:
             raise WrongLoop(
                 f"config.grad_scale_func is called for more losses than the {self._computed} micro-batches of a call "
                 "that is filled up: scale an auxiliary loss with a number, config.grad_scale_func(torch.ones(1))"
             )
         self._scaled += 1
-        return scaled * (self._factor if self._scaled <= self._computed - self._filling else 0.0)
+        return scaled if self._scaled <= self._computed - self._filling else scaled * 0.0
+
+    def committed(self, losses: Sequence[Loss], means: Sequence[Any]) -> list[torch.Tensor]:
+        """Note losses that are committed; return the numbers of their tokens if gradients are divided by those.
+
+        Args:
+            losses: as the training loop gives them.
+            means: the mean of each.
+
+        Raises:
+            WrongLoop: some are sums over tokens, and others are not, where that makes a difference.
+        """
+        tokens = [found for loss in losses if (found := tokens_of(loss)) is not None] if self._per_token else []
+        if self._per_token and losses:
+            of_sums = len(tokens) == len(losses)
+            if (tokens and not of_sums) or self._counts_tokens is (not of_sums):
+                raise WrongLoop(
+                    "step.commit: with calculate_per_token_loss the loss of each micro-batch is (sum, tokens), or that "
+                    "of none is"
+                )
+            self._counts_tokens = of_sums
+        if self._begun is not None and self._config is not None:
+            expected = [loss[0] for loss in losses if isinstance(loss, tuple)] if tokens else means
+            scale = 1.0 if tokens else 1.0 / self._micro_batches
+            self._committed += [noted(one) * scale for one in expected]
+        return tokens
+
+    def check(self) -> None:
+        """Compare, once, what backward passes began with and what was committed for them; the passes are done.
+
+        Where a micro-batch was broken off the next step is the first one in which they can be compared.
+
+        Raises:
+            WrongLoop: they differ by more than a term that is not reported would explain.
+        """
+        begun, committed = self._begun, self._committed
+        if begun is None:
+            return
+        self._begun, self._committed = [], []
+        if len(begun) != len(committed):
+            return
+        self._begun = None
+        values = read(dict(enumerate([*(one.double().reshape(()) for one in begun), *committed])))
+        had, wanted = (math.fsum(abs(values[i + first]) for i in range(len(begun))) for first in (0, len(begun)))
+        if wanted and not 1.0 / TOLERATED <= had / wanted <= TOLERATED:
+            raise WrongLoop(_EXPLAINED[self._per_token, bool(self._counts_tokens)].format(had / wanted))
+
+
+TOLERATED = 2.0
+"""How far the loss that a backward pass begins with may be from the one that is committed: by terms that a loop does
+not report (a regularisation). A factor that is forgotten is the number of micro-batches or of tokens."""
+
+_EXPLAINED = {
+    (False, False): (
+        "gradients would be {:.4g} times those of the committed losses: with calculate_per_token_loss=False the loss "
+        "function returns the mean loss, or its sum and the number of tokens, not divided by the micro-batches; and "
+        "step.commit takes the mean loss, or (sum, tokens)"
+    ),
+    (True, False): (
+        "gradients would be {:.4g} times those of the committed losses: with calculate_per_token_loss=True and a loss "
+        "function that returns sums over tokens, as Megatron's own, give step.commit (sum, tokens); or have the loss "
+        "function return the mean loss divided by the micro-batches of a step, and give step.commit the mean loss"
+    ),
+    (True, True): (
+        "gradients would be {:.4g} times those of the committed losses: where step.commit is given (sum, tokens) with "
+        "calculate_per_token_loss=True the loss function returns that sum, as Megatron's own, and divides it by nothing"
+    ),
+}
+"""By whether ``calculate_per_token_loss`` is set, and whether the committed losses are sums over tokens."""

@@ -47,13 +47,15 @@ class FiniteChecks:
         self._checked.clear()
 
     def read_losses(self, partial: PartialStep) -> None:
-        """Read the losses that are tensors, all at once; the passes of the step are done.
+        """Read the losses that are tensors, and numbers of tokens, all at once; the passes of the step are done.
 
         Raises:
             NonFiniteValue: one is not finite.
         """
-        found = read({k: loss for k, loss in partial.losses.items() if isinstance(loss, torch.Tensor)})
-        partial.losses.update(self.losses(partial, found))
+        kept = (partial.losses, partial.tokens)
+        found = read({(i, k): v for i in (0, 1) for k, v in kept[i].items() if isinstance(v, torch.Tensor)})
+        partial.tokens.update({k: value for (i, k), value in found.items() if i == 1})
+        partial.losses.update(self.losses(partial, {k: value for (i, k), value in found.items() if i == 0}))
 
     def losses(self, partial: PartialStep, losses: dict[int, Any]) -> dict[int, Any]:
         """Check the losses of micro-batches whose gradients are in the buffers; those that are tensors only later.

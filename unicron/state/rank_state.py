@@ -7,7 +7,7 @@ samples (``unicron.accounting``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from unicron.gradients.buffers import GradientBuffers
 from unicron.gradients.overlap import Hooks
 from unicron.gradients.precision import Precision
 from unicron.link.waiting import Wait
+from unicron.megatron import clipping
 from unicron.megatron.model import model_chunks
 from unicron.megatron.optimizer import is_distributed, torch_optimizers
 from unicron.megatron.parallel import Place
@@ -228,8 +229,14 @@ class RankState:
         self._buffers.release()
         self.accumulator.rewind()
 
-    def commit(self, losses: dict[int, Any], samples: dict[int, list[int]], chunk: int | None = None) -> None:
-        """Count micro-batches as done: their gradients (already scaled by 1/M) are in the buffers.
+    def commit(
+        self,
+        losses: dict[int, Any],
+        samples: dict[int, list[int]],
+        chunk: int | None = None,
+        tokens: Mapping[int, Any] | None = None,
+    ) -> None:
+        """Count micro-batches as done: their gradients (scaled by 1/M, if without ``tokens``) are in the buffers.
 
         A micro-batch that a chunk has computed before, to fill a schedule, adds nothing: its gradients are zero.
 
@@ -237,6 +244,7 @@ class RankState:
             losses: micro-batch -> its loss (``unicron.losses.noted``); empty on ranks that do not compute it.
             samples: micro-batch -> its sample ids.
             chunk: the number of the model chunk that has done them; None: all chunks have.
+            tokens: micro-batch -> number of tokens, by whose total the gradients are divided once they are reduced.
 
         Raises:
             NonFiniteValue: a loss that is a number is not finite or, in exact mode, a gradient.
@@ -250,6 +258,8 @@ class RankState:
                 partial.samples[k] = samples[k]
                 if number == self._chunks - 1 and k in losses:
                     partial.losses[k] = losses[k]
+                    if tokens:
+                        partial.tokens[k] = tokens[k]
 
     def _commit_chunk(self, partial: PartialStep, micro_batches: set[int], chunk: int) -> set[int]:
         """Count micro-batches as done by one model chunk; return those that are in its sums."""
@@ -313,6 +323,14 @@ class RankState:
 
         reduction.reduce(self.accumulator, partial.reduced, group, wait, done=reduced, **options)
         self.accumulator.finish(lambda total, ranks: wait(dist.all_reduce(total, group=ranks, async_op=True)))
+
+    def divide_gradients(self, tokens: float) -> None:
+        """Divide the gradients of the global batch by its number of tokens, where they are of sums over tokens.
+
+        Not twice: whoever is interrupted behind this drops what it has changed, as after clipping.
+        """
+        own = self.overlap.own_gradients() if self.overlap is not None else None
+        clipping.scale(self.model, 1.0 / tokens, own)
 
     def check_updates(self, check: Callable[[], None], once: Callable[[], None]) -> None:
         """Have the next update begin only if ``once`` raises nothing, and each if ``check``, if it has collectives."""

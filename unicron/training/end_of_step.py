@@ -144,8 +144,8 @@ class EndOfStep:
 
     @property
     def _entry_width(self) -> int:
-        """Numbers of an entry: a micro-batch's loss, the number of its sample ids, and the ids."""
-        return 2 + self._samples
+        """Numbers of an entry: a micro-batch's loss, its tokens, the number of its sample ids, and the ids."""
+        return 3 + self._samples
 
     def _write_entries(self, partial: PartialStep, numbers: array[float], first: int, width: int) -> None:
         """Write the entries of this rank's micro-batches, with the ids where there is room.
@@ -160,13 +160,14 @@ class EndOfStep:
             return
         for k in partial.done[-1]:
             ids = partial.samples[k]
-            entry = array("d", [partial.losses[k], len(ids), *(ids if len(ids) <= self._samples else [])])
+            written = ids if len(ids) <= self._samples else []
+            entry = array("d", [partial.losses[k], partial.tokens.get(k, 0.0), len(ids), *written])
             place = first + k * width
             numbers[place : place + len(entry)] = entry
 
     def _account(self, partial: PartialStep, entries: list[list[float]]) -> StepAccount:
         """Return the account from the sum of all ranks' entries."""
-        most = max(int(number) for _, number, *_ in entries)
+        most = max(int(number) for _, _, number, *_ in entries)
         if most > self._samples:
             self._samples = most
             width = self._entry_width
@@ -174,8 +175,12 @@ class EndOfStep:
             self._write_entries(partial, numbers, 0, width)
             summed = self._sum(numbers)
             entries = [summed[i : i + width] for i in range(0, len(summed), width)]
-        loss = math.fsum(loss for loss, *_ in entries) / self._micro_batches
-        return StepAccount(loss, [int(i) for _, number, *ids in entries for i in ids[: int(number)]])
+        tokens = math.fsum(number for _, number, *_ in entries)
+        if tokens:
+            loss = math.fsum(loss * number for loss, number, *_ in entries) / tokens
+        else:
+            loss = math.fsum(loss for loss, *_ in entries) / self._micro_batches
+        return StepAccount(loss, [int(i) for _, _, number, *ids in entries for i in ids[: int(number)]], tokens)
 
 
 class _Counts:

@@ -196,18 +196,25 @@ class Step:
 
         Raises:
             NonFiniteValue: a loss that is a number is not finite or, in exact mode, a gradient.
-            WrongLoop: several at once in exact mode, which must tell their gradients apart; or a loss of several
-                elements.
+            WrongLoop: several at once in exact mode, which must tell their gradients apart; a loss of several elements;
+                or sums over tokens for some micro-batches alone, where gradients are divided by tokens.
         """
         link, state = self._host.link, self._host.rank_state
-        found = self._host.faults.finished_passes(self.number, [noted(loss) for loss in losses])
+        kept = [noted(loss) for loss in losses]
+        tokens = state.loss_scale.committed(losses, kept)
+        found = self._host.faults.finished_passes(self.number, kept)
         mark = link.mark()
         if state.gather is not None:
             state.gather.settle_once(partial(link.counts, mark, shared=True))
             link.wait_in_passes(for_others=state.gather.pending)
         in_progress = state.step_in_progress
         before = in_progress.remaining()
-        state.commit(dict(zip(micro_batches, found, strict=False)), dict(zip(micro_batches, ids, strict=True)), chunk)
+        state.commit(
+            dict(zip(micro_batches, found, strict=False)),
+            dict(zip(micro_batches, ids, strict=True)),
+            chunk,
+            dict(zip(micro_batches, tokens, strict=False)),
+        )
         link.finish_micro_batch()
         remaining = in_progress.remaining()
         if len(remaining) == len(before):
@@ -223,6 +230,8 @@ class Step:
         Raises:
             NonFiniteValue: this rank's losses or gradients are not finite.
             SampleAccountingError: the micro-batches were not computed exactly once.
+            WrongLoop: the losses that this process has committed in its first step are not those that the passes began
+                with: gradients would be wrong by a factor.
         """
         host, number = self._host, self.number
         link, faults, state = host.link, host.faults, host.rank_state
@@ -236,6 +245,7 @@ class Step:
         # One after the other where a fault is to come after a number of buckets, and no more may be reduced.
         in_flight = 1 if faults.fails_between_buckets(number) else IN_FLIGHT
         state.finite.read_losses(in_progress)
+        state.loss_scale.check()
         state.launch_rest(link.wait, Hooks(self._before_rest, link.has_ended, self._report_buckets), in_flight)
         agreement = host.end_of_step.agree(
             in_progress,
@@ -262,6 +272,8 @@ class Step:
         faults.reached_update(number, torch_optimizers(state.optimizer)[0])
         link.progress(number, "update")
         self._computing = True
+        if in_progress.account.tokens:
+            state.divide_gradients(in_progress.account.tokens)
 
     def _begin_passes(self) -> None:
         """Begin to measure the rank's own compute time."""
