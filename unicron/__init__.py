@@ -104,7 +104,8 @@ def attach(
     Args:
         steps: updates to apply.
         micro_batches: M, in one update, over all replicas. The training loop scales the loss of each by 1/M, except
-            with Megatron's schedules and ``calculate_per_token_loss=False``, the default: the library does then.
+            with Megatron's schedules and ``calculate_per_token_loss=False``, the default: the library does then; with
+            True and losses that are sums over tokens it divides by the tokens.
         build: ``build(tensor, pipeline)`` returns model and optimizer: Megatron's DistributedDataParallel and
             optimizer, or a plain module and torch optimizer. It is called in Megatron's process groups and must not
             wait for other ranks.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,3 +153,25 @@ def test_a_module_that_cannot_be_split() -> None:
     model = torch.nn.Linear(2, 1)
     with pytest.raises(UnsupportedModel, match=r"set parallel\.tensor and parallel\.pipeline to 1"):
         supported.check(model, torch.optim.SGD(model.parameters(), lr=0.1), 2, 1)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by torch's own import
+def test_optimizers_that_share_their_work_out_are_refused(tmp_path: Path) -> None:
+    """Else the first fault finds parts of the state that no rank has."""
+    from megatron.core.optimizer.layer_wise_optimizer import LayerWiseDistributedOptimizer
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = torch.nn.Linear(2, 1)
+        adam = torch.optim.Adam(model.parameters(), lr=0.1)
+        supported.check(model, adam, 1, 1)
+        layer_wise: Any = object.__new__(LayerWiseDistributedOptimizer)  # to be made it takes a GPU
+        layer_wise.chained_optimizers = [SimpleNamespace(optimizer=adam)]
+        zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+        for optimizer in (layer_wise, zero, PostLocalSGDOptimizer(adam, PeriodicModelAverager(period=2))):
+            with pytest.raises(UnsupportedModel, match=f"^optimizer: {type(optimizer).__name__} "):
+                supported.check(model, optimizer, 1, 1)
+    finally:
+        torch.distributed.destroy_process_group()

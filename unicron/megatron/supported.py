@@ -36,11 +36,27 @@ def check(model: Any, optimizer: Any, tensor: int, pipeline: int, chunks: int = 
         _check_module(chunk, tensor, pipeline)
         if chunks > 1:
             _check_interleaved(chunk.config, chunks)
-    if not torch_optimizers(optimizer):
-        raise UnsupportedModel(f"optimizer: {type(optimizer).__name__} contains no torch optimizer")
+    _check_optimizer(optimizer)
     for setting in _OPTIMIZER_SETTINGS:
         if problem := setting.problem("OptimizerConfig", getattr(optimizer, "config", None)):
             raise UnsupportedModel(problem)
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    """Refuse an optimizer of which this library cannot tell which rank has what.
+
+    Raises:
+        UnsupportedModel: it is one.
+    """
+    if not torch_optimizers(optimizer):
+        raise UnsupportedModel(f"optimizer: {type(optimizer).__name__} contains no torch optimizer")
+    for one in (optimizer, *torch_optimizers(optimizer)):
+        for kind in type(one).__mro__:
+            if kind.__name__ in _DIVIDING_OPTIMIZERS:
+                raise UnsupportedModel(
+                    f"optimizer: {kind.__name__} {_DIVIDING_OPTIMIZERS[kind.__name__]}; use Megatron's "
+                    "DistributedDataParallelConfig.use_distributed_optimizer, or an optimizer that every rank has whole"
+                )
 
 
 def _check_chunks(model: Any, chunks: int) -> None:
@@ -153,6 +169,14 @@ class _Setting(NamedTuple):
             return ""
         return f"{owner}.{self.name}: must be {self.allowed[0]}, not {value!r}; {self.reason}"
 
+
+_DIVIDING_OPTIMIZERS = {
+    "LayerWiseDistributedOptimizer": "gives each rank whole parameters, whose state nobody else has after a fault",
+    "ZeroRedundancyOptimizer": "gives each rank whole parameters, whose state nobody else has after a fault",
+    "PostLocalSGDOptimizer": "averages the parameters of ranks, whose gradients step.reduce() has made equal",
+}
+"""Class of an optimizer -> what it does. By name: Megatron's layer-wise one is not in every version, and to import
+torch's takes seconds."""
 
 _REDUCES = "step.reduce() reduces the gradients"
 _GRAPH = "a captured graph goes on using the buffers and process groups of the generation that captured it"
