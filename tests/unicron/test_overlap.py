@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.parity.courses import TaskLayout
 from tests.unicron.conftest import MODEL, SpecFile, largest_difference
@@ -17,6 +18,7 @@ from tests.unicron.harness import Agent, agent, reference_of
 from tests.unicron.test_loss_scale import ALL_AT_ONCE, FIELDS, example
 from tests.unicron.test_snapshots import Nodes
 from tests.unicron.zygote import WRITES_AT_ONCE
+from unicron.megatron.schedule import LossScale
 from unicron.protocol.environment import BUCKET_BYTES
 from unicron.protocol.messages import Checkpointed, Finished, Held, Raised
 from unicron.training.step import Step
@@ -229,6 +231,7 @@ def test_what_was_gathered_does_not_count_once_the_generation_is_held(held: bool
         gather=SimpleNamespace(settle_once=lambda has_ended: settled.append(has_ended()), pending=False),
         step_in_progress=SimpleNamespace(remaining=lambda: [0]),
         commit=lambda *_: None,
+        loss_scale=LossScale(torch.nn.Linear(1, 1), 1),
     )
     faults = SimpleNamespace(finished_passes=lambda _, losses: losses)
     host: Any = SimpleNamespace(

@@ -327,6 +327,57 @@ run = unicron.attach(state=state, """,
 }
 
 
+DECOUPLED = {
+    "STEPS, MICRO_BATCHES, MICRO_BATCH_SIZE = 60, 8, 2": "STEPS, MICRO_BATCHES, MICRO_BATCH_SIZE = 8, 3, 2",
+    "SEQUENCE_LENGTH, VOCABULARY = 2,": "SEQUENCE_LENGTH, VOCABULARY = 3,",
+    "weight_decay=0.01,": "weight_decay=0.01, min_lr=0.0, decoupled_lr=4e-3, decoupled_min_lr=0.0,",
+    "run = unicron.attach(": """
+def scheduler(model: Any, optimizer: Any) -> Any:
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+    return OptimizerParamScheduler(
+        optimizer, init_lr=0.0, max_lr=2e-3, min_lr=0.0, lr_warmup_steps=0, lr_decay_steps=10,
+        lr_decay_style="linear", start_wd=0.0, end_wd=0.0, wd_incr_steps=0, wd_incr_style="constant",
+    )
+
+
+run = unicron.attach(state={"scheduler": scheduler}, """,
+    "    with step:  # +\n": """    with step:  # +
+        for group in run.optimizer.param_groups:
+            assert abs(group["lr"] - group["max_lr"] * (11 - step.number) / 10) < 1e-9, (step.number, group)
+        assert {group["max_lr"] for group in run.optimizer.param_groups} == {2e-3, 4e-3}
+""",
+    "        run.optimizer.step()\n": """        run.optimizer.step()
+        run.state["scheduler"].step(1)
+""",
+}
+
+
+async def test_stages_without_some_group_of_the_optimizer_follow_its_numbers(
+    tmp_path: Path, spec_file: SpecFile
+) -> None:
+    """With a learning rate of its own for embeddings the stage in the middle of three has nothing that follows it."""
+    text = (ROOT / "examples" / "megatron_gpt.py").read_text()
+    for old, new in DECOUPLED.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    spec = spec_file(script=str(path), steps=8, batch={"global": 6, "micro": 2}, exact=False)
+    async with agent(tmp_path / "run") as a:
+        workers = ["w0", "w1", "w2"]
+        fault = {"UNICRON_FAIL_AT": "*:3:0:communication,*:5:0:communication,*:7:0:communication"}
+        await asyncio.gather(*(a.fork(worker, spec, fault) for worker in workers))
+        await a.configure(dict.fromkeys(workers, "initial"), pipeline=3)
+        # The rank that has all groups first has none of the middle's numbers alone; then it comes last.
+        for errors, order, pipeline in ((3, "012", 1), (6, "201", 3), (9, "120", 3)):
+            await a.until(lambda: len(a.of(Raised)) >= errors)  # noqa: B023
+            assert {one.error for one in a.of(Raised)} == {"CommunicationFailed"}
+            await a.hold(workers)
+            await a.configure({f"w{number}": "live" for number in order}, pipeline=pipeline)
+        finished = await a.finished(3)
+        assert (finished.step, len(a.of(Raised))) == (8, 9)
+
+
 async def test_it_moves_between_layouts_as_the_parameters_do(tmp_path: Path, spec_file: SpecFile) -> None:
     """From tensor to pipeline to data parallelism; there all ranks lose step 6 between update and state."""
     text = (ROOT / "examples" / "megatron_gpt.py").read_text()

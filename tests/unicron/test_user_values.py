@@ -11,6 +11,7 @@ import torch
 
 from unicron.errors import UnsupportedState
 from unicron.state import user_values
+from unicron.state.optimizer_groups import OptimizerGroups
 from unicron.state.user_chunks import NamedShards
 from unicron.state.user_state import UserState
 
@@ -230,3 +231,32 @@ def test_tensors_without_a_parameters_name_do_not_move_to_another_layout() -> No
 def test_what_is_no_state_is_refused_when_it_is_given(given: Any, message: str) -> None:
     with pytest.raises(UnsupportedState, match=message):
         UserState(given)
+
+
+def test_numbers_of_groups_are_found_by_group_whatever_their_order() -> None:
+    """Also those of early versions, which are in the order of the groups, and where ``build`` has other ones now."""
+
+    def groups(*rates: float) -> tuple[OptimizerGroups, Any]:
+        sgd = torch.optim.SGD([{"params": [torch.ones(1)], "lr": rate} for rate in rates], lr=1.0)
+        return OptimizerGroups(sgd), sgd
+
+    (own, sgd), (other, _) = groups(1.0, 2.0, 1.0), groups(3.0, 2.0)
+    own.align([own.plain(), other.plain()])
+    other.align([own.plain(), other.plain()])
+    assert [group["lr"] for group in sgd.param_groups] == [1.0, 2.0, 1.0, 3.0]
+    assert sgd.param_groups[3]["params"] == []
+    sgd.step()
+    own.align([own.plain(), other.plain()])
+    assert len(sgd.param_groups) == 4, "nothing is added twice"
+    sgd.param_groups[1]["lr"] = 0.5
+    assert own.numbers() != other.numbers()
+    fitting = other.fitting(own.numbers())
+    assert fitting is not None
+    other.set(fitting)
+    assert own.numbers() == other.numbers()
+    early, _ = groups(7.0, 8.0)
+    assert early.fitting([[{"lr": 0.25}, {"lr": 0.125}]]) == [[{"lr": 0.25}, {"lr": 0.125}]]
+    assert early.fitting([[{"lr": 0.25}]]) is None
+    changed = early.fitting(groups(5.0, 6.0)[0].numbers())
+    assert changed is not None
+    assert [one["lr"] for one in changed[0]] == [5.0, 6.0]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from unicron.join.identity import Identity
-from unicron.megatron.optimizer import torch_optimizers
+from unicron.megatron.optimizer import OF_PEERS, torch_optimizers
 
 COUNTS = frozenset({"step"})
 """What some optimizers count in a group; it belongs to the state, which moves (``unicron.megatron.optimizer``)."""
@@ -25,7 +25,8 @@ def hyperparameters(optimizer: Any, shard: tuple[int, int], shards: int) -> Iden
         shard: the rank's tensor- and pipeline-parallel rank.
         shards: of the model.
     """
-    groups = [group for one in torch_optimizers(optimizer) for group in one.param_groups]
+    # Without those that are there since other ranks have them: a new process has none yet.
+    groups = [group for one in torch_optimizers(optimizer) for group in one.param_groups if OF_PEERS not in group]
     values = [dict(_values(group)) for group in groups]
     names = sorted({name for of_group in values for name in of_group})
     where = f" of tensor rank {shard[0]}, stage {shard[1]}" if shards > 1 else ""

@@ -76,6 +76,7 @@ def bring(
         return
     stays = user.belongs_to(rank_state.model)
     user.bind(rank_state.model, rank_state.optimizer, (configure.tensor, configure.pipeline))
+    user.groups.align(transfer.gather(user.groups.plain(), wait))
     if source == "initial":
         user.reset()
     elif checkpoint:

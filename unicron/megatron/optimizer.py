@@ -9,6 +9,9 @@ import torch
 
 from unicron.megatron.model import model_chunks
 
+OF_PEERS = "unicron_of_peers"
+"""A key of parameter groups that are empty, and here since other ranks have them (``state.optimizer_groups``)."""
+
 
 def torch_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
     """Return the torch optimizers inside Megatron's wrappers; a torch optimizer itself is the only one."""

@@ -20,9 +20,9 @@ import torch
 import xxhash
 
 from unicron.errors import UnsupportedState, WrongLoop
-from unicron.megatron.optimizer import torch_optimizers
 from unicron.state import user_values
 from unicron.state.chunks import StateChunk
+from unicron.state.optimizer_groups import OptimizerGroups
 from unicron.state.user_chunks import NamedShards
 from unicron.state.user_values import Fill, Values
 
@@ -70,8 +70,7 @@ class UserState:
         self._made_for: Any = None
         """The model that the objects are for; None: they have not been used."""
         self._layout = (1, 1)
-        self._built_numbers: list[list[dict[str, Any]]] = []
-        """Numbers of the optimizer's groups, as ``build`` set them."""
+        self._groups: OptimizerGroups | None = None
         self._begin: dict[str, tuple[Any, list[torch.Tensor]]] = {}
         """What the objects that are no functions were at first."""
         self._keeps_tensors: bool | None = None
@@ -99,6 +98,12 @@ class UserState:
         assert self._shards is not None
         return self._shards
 
+    @property
+    def groups(self) -> OptimizerGroups:
+        """The parameter groups of the present model's optimizer."""
+        assert self._groups is not None
+        return self._groups
+
     def is_at(self, version: int) -> bool:
         """Return whether the objects, if there are any, stand after ``version`` updates."""
         return not self.enabled or self.version == version
@@ -118,7 +123,7 @@ class UserState:
         self._layout = layout
         if self._shards is None or self._shards.model is not model:
             self._shards, self._optimizer = NamedShards(model), optimizer
-            self._built_numbers = self._numbers()
+            self._groups = OptimizerGroups(optimizer)
 
     # One step after the other.
 
@@ -186,7 +191,7 @@ class UserState:
             document[name] = [one.document, len(tensors), len(tensors) + len(one.tensors)]
             tensors += one.tensors
         packed = user_values.pack({"layout": self._layout, "entries": document}, tensors)
-        content = packed + user_values.pack(self._numbers(), [])
+        content = packed + user_values.pack(self.groups.numbers(), [])
         chunks = {chunk: view for one in values.values() for chunk, view in self.shards.chunks(one).items()}
         return Record(content, packed, self._marks(values), values, chunks)
 
@@ -200,15 +205,14 @@ class UserState:
         # New tensors each time, whose addresses mean nothing.
         return tuple(_checksum(tensor) for tensor in _like_parameters(values))
 
-    def _numbers(self) -> list[list[dict[str, Any]]]:
-        return [
-            [user_values.numbers_of(group) for group in one.param_groups] for one in torch_optimizers(self._optimizer)
-        ]
-
     def digests(self) -> dict[str, str]:
         """Return for each entry, and for the optimizer's numbers, what is equal where the values are equal."""
         assert self.record is not None
-        found = {"learning rate and other numbers of the optimizer's groups": json.dumps(self._numbers())}
+        found = {
+            "learning rate and other numbers of the optimizer's groups": json.dumps(
+                self.groups.numbers(), sort_keys=True
+            )
+        }
         for name, one in self.record.values.items():
             found[name] = hashlib.sha256(user_values.pack(one.document, one.tensors)).hexdigest()
         return found
@@ -238,20 +242,21 @@ class UserState:
             UnsupportedState: the content is not for this layout or optimizer.
         """
         document, tensors, rest = user_values.unpack(content)
-        numbers, _, _ = user_values.unpack(rest)
+        saved, _, _ = user_values.unpack(rest)
+        numbers = self.groups.fitting(saved)
         entries = document["entries"]
         self._check_layout(tuple(document["layout"]), entries, tensors)
-        if [len(groups) for groups in numbers] != [len(groups) for groups in self._built_numbers]:
+        if numbers is None:
             raise UnsupportedState(
-                f"state: the optimizer has {[len(groups) for groups in self._built_numbers]} parameter groups, and was "
-                f"saved with {[len(groups) for groups in numbers]}"
+                f"state: the optimizer has {[len(groups) for groups in self.groups.numbers()]} parameter groups, and "
+                f"was saved with {[len(groups) for groups in saved]}"
             )
         self._make()
         for name, one in self.objects.items():
             if name in entries:
                 value, first, stop = entries[name]
                 one.load_state_dict(user_values.decode(value, tensors[first:stop], name, fill))
-        self._set_numbers(numbers)
+        self.groups.set(numbers)
         missing = [f"it has no state {name!r}, which begins anew" for name in self._given if name not in entries]
         return missing + [
             f"its state {name!r} is not used: the script gives no such object" for name in entries.keys() - self._given
@@ -273,7 +278,7 @@ class UserState:
 
     def _make(self) -> None:
         """Make the objects for the present model, with an optimizer whose numbers are those of ``build``."""
-        self._set_numbers(self._built_numbers)
+        self.groups.rebuild()
         self.objects = {name: self._made(name) for name in self._given}
         self._made_for, self._keeps_tensors = self.shards.model, None
 
@@ -287,11 +292,6 @@ class UserState:
                 f"state: the function of {name} returns {type(made).__name__}, without state_dict and load_state_dict"
             )
         return made
-
-    def _set_numbers(self, numbers: Sequence[Sequence[Mapping[str, Any]]]) -> None:
-        for one, groups in zip(torch_optimizers(self._optimizer), numbers, strict=True):
-            for group, values in zip(one.param_groups, groups, strict=True):
-                user_values.set_numbers(group, values)
 
 
 def is_state(one: Any) -> bool:
