@@ -1,8 +1,8 @@
 """One rank of an export of a model that is divided: its shards lie on several ranks, in both ways of cutting.
 
-    python -m tests.unicron.exporting RANK WORLD_SIZE FOLDER LAYERS WIDTH PORTION_BYTES FILE_BYTES BLIND
+    python -m tests.unicron.exporting RANK WORLD_SIZE FOLDER LAYERS WIDTH PORTION_BYTES FILE_BYTES UNSEEING
 
-Every number of the model says where in which tensor it is. The last ``BLIND`` ranks do not see the folder of the
+Every number of the model says where in which tensor it is. The last ``UNSEEING`` ranks do not see the folder of the
 result. What the rank has used of memory at most, beside what it had, goes to FOLDER/memory-RANK, and
 why the result could not be written to FOLDER/reason-RANK.
 """
@@ -55,10 +55,10 @@ def used_kb(name: str) -> int:
     return int(next(line.split()[1] for line in lines if line.startswith(f"{name}:")))
 
 
-def main(rank: int, size: int, folder: Path, layers: int, width: int, portion: int, file: int, blind: int) -> None:
+def main(rank: int, size: int, folder: Path, layers: int, width: int, portion: int, file: int, unseeing: int) -> None:
     """Be the rank."""
     export.PORTION_BYTES, export.FILE_BYTES = portion, file
-    if rank >= size - blind:
+    if rank >= size - unseeing:
         storage.read = lambda location: b""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     model = torch.nn.Module()

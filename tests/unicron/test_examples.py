@@ -61,6 +61,7 @@ def shortened(name: str, steps: int, of: int, folder: Path) -> Path:
 
 SCRIPTS: list[tuple[str, int, dict[str, Any]]] = [
     ("plain_pytorch", 200, {"steps": 60, "batch": {"global": 128, "micro": 16}}),
+    ("nanogpt", 300, {"steps": 8, "batch": {"global": 64, "micro": 8}}),
     ("megatron_gpt", 60, {"steps": 24, "batch": {"global": 16, "micro": 2}}),
 ]
 

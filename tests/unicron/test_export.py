@@ -49,13 +49,13 @@ async def test_a_gated_model_is_exported_whole(tmp_path: Path, spec_file: SpecFi
 
 
 def exported(
-    folder: Path, *, ranks: int, layers: int, width: int, portion: int, file: int, blind: int = 0, reason: str = ""
+    folder: Path, *, ranks: int, layers: int, width: int, portion: int, file: int, unseeing: int = 0, reason: str = ""
 ) -> Path:
     """Export a divided model (``tests.unicron.exporting``); return the folder of the result.
 
     ``reason``: why it cannot be written, as all ranks know.
     """
-    numbers = [str(number) for number in (layers, width, portion, file, blind)]
+    numbers = [str(number) for number in (layers, width, portion, file, unseeing)]
 
     def run(rank: int) -> None:
         (place := folder / f"rank{rank}").mkdir()
@@ -91,7 +91,7 @@ def test_no_rank_gathers_the_model(tmp_path: Path) -> None:
 
 def test_ranks_that_do_not_see_the_place_write_nothing(tmp_path: Path) -> None:
     """And what is small is one file, without an index."""
-    result = exported(tmp_path, ranks=2, layers=4, width=8, portion=300, file=600, blind=1)
+    result = exported(tmp_path, ranks=2, layers=4, width=8, portion=300, file=600, unseeing=1)
     files = sorted(set(json.loads((result / export.INDEX).read_text())["weight_map"].values()))
     assert len(files) == 2
     found = {name: value for file in files for name, value in load_file(result / file).items()}

@@ -1,0 +1,60 @@
+"""``examples/nanogpt.py`` heals, in a step and in its evaluation: weights and evaluations are those of a run alone."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from tests.unicron.conftest import SpecFile, largest_difference
+from tests.unicron.harness import agent
+from tests.unicron.zygote import ROOT, zygote
+
+FEWER = {
+    "STEPS, MICRO_BATCHES, MICRO_BATCH_SIZE = 300, 8, 8": "STEPS, MICRO_BATCHES, MICRO_BATCH_SIZE = 4, 6, 4",
+    "WARMUP_STEPS, CLIP = 3e-3, 3e-4, 20, 1.0": "WARMUP_STEPS, CLIP = 3e-3, 3e-4, 2, 1.0",
+    "EVALUATE_EVERY, EVALUATION_BATCHES = 50, 16": "EVALUATE_EVERY, EVALUATION_BATCHES = 2, 5",
+    # Sums whose rounding Adam does not enlarge.
+    "unicron.attach(": "unicron.attach(deterministic_sums=True, ",
+}
+
+
+def evaluations(*outputs: Path) -> dict[str, str]:
+    """Return what was printed of the evaluations, by step; the last one counts."""
+    lines = (line for path in outputs for line in path.read_text().splitlines() if line.startswith("step "))
+    return dict(line.split(": ", 1) for line in lines)
+
+
+async def test_it_heals_in_a_step_and_in_its_evaluation(tmp_path: Path, spec_file: SpecFile) -> None:
+    text = (ROOT / "examples" / "nanogpt.py").read_text()
+    for old, new in FEWER.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    script = tmp_path / "nanogpt.py"
+    script.write_text(text)
+    (folder := tmp_path / "alone").mkdir()
+    await asyncio.to_thread(zygote().run, [str(script)], folder)
+    expected = folder / "unicron-run" / "result" / "parameters.safetensors"
+    printed = evaluations(folder / "output")
+    assert printed.keys() == {"step 2", "step 4"}
+
+    spec = spec_file(script=str(script), steps=4, batch={"global": 24, "micro": 4}, exact=False)
+    async with agent(tmp_path / "run") as a:
+        workers = ["w0", "w1", "w2"]
+        faults = {"UNICRON_FAIL_AT": "1:1:1:hang,2:2:section:kill"}
+        await asyncio.gather(*(a.fork(worker, spec, faults) for worker in workers))
+        await a.configure(dict.fromkeys(workers, "initial"))
+        await a.lose("w1", 1)
+        await a.hold(["w0", "w2"])
+        await a.resumed(await a.configure({"w0": "live", "w2": "live"}, stage="interrupted"))
+        await a.until(lambda: "w2" in a.exits)
+        await a.hold(["w0"])
+        await a.fork("w3", spec)
+        await a.configure({"w3": "take", "w0": "live"}, fault_step=3)
+        finished = await a.finished(2)
+        assert {error.kind for error in a.errors()} <= {"communication"}
+        assert evaluations(*(a.folder / f"{worker}.log" for worker in ("w0", "w3"))) == printed
+    assert largest_difference(finished.parameters_path, expected) <= 1e-6
+    weights = load_file(finished.parameters_path)
+    assert weights["output.weight"].equal(weights["tokens.weight"])
