@@ -2,6 +2,9 @@
 
     <run-dir>/tasks/<task>/output/<generation>-<node>-<slot>.log
     <run-dir>/tasks/<task>/generation-<g>/result/parameters.safetensors
+    <run-dir>/tasks/<task>/generation-<g>/result/parameters-<k>-of-<n>.safetensors, parameters.safetensors.index.json
+
+A result is one file, or several that are read as one (``shared.messages.joined_result``).
 
 Node agents read it for the api, and the api reads its own machine's, since several machines may share the run
 directory. Paths are made of names that match their patterns. A task's processes run the user's code with the same
@@ -16,16 +19,18 @@ import re
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import nsmallest
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from shared.errors import NotFound, Unavailable
 from shared.machine.output_times import MOST_BYTES, size_at, times_path
+from shared.messages.joined_result import HEADER_BYTES, LENGTH, JoinedResult, join, names_in
 from shared.messages.node_files import (
     CHUNK_BYTES,
     LIST_LIMIT,
@@ -44,8 +49,11 @@ TaskFilesRequest = ListOutput | ReadOutput | DescribeResult | ReadResult
 _OUTPUT_NAME = re.compile(r"([0-9]{1,15})-([a-z0-9-]{1,63})-([0-9]{1,6})\.log")
 """Name of the file with a process's output: generation, node, slot. Rendezvous stores have files of other names."""
 
-_RESULT = Path("result", "parameters.safetensors")
-"""Path of the parameters in the folder of a generation (``unicron.training.generations``)."""
+_RESULT, _INDEX = "parameters.safetensors", "parameters.safetensors.index.json"
+"""The parameters in the folder of a result, or the index of several files (``unicron.checkpoint.export``)."""
+
+_JOINED_KEPT = 4
+"""Results of several files whose headers are kept: more than are fetched at one time, as a rule."""
 
 DIGEST_SLICE_S = 0.5
 """How long one request computes a digest: below every time-out of a request. The next request goes on from there."""
@@ -68,6 +76,16 @@ class _Digest:
     offset: int = 0
 
 
+class _Result(NamedTuple):
+    """A result that can be read."""
+
+    size_bytes: int
+    version: str
+    """Another one once it was changed."""
+    read: Callable[[int, int], bytes]
+    """Returns so many bytes, at most, from an offset on."""
+
+
 class TaskFolders:
     """The folders of all tasks on this machine, read-only. Its methods block, and may be called in several threads.
 
@@ -77,6 +95,7 @@ class TaskFolders:
 
     def __init__(self, run_dir: Path) -> None:
         self._tasks = run_dir.resolve() / "tasks"
+        self._joined: dict[tuple[str, int, str], JoinedResult] = {}
         self._digests: OrderedDict[tuple[str, str], _Digest] = OrderedDict()
         self._digesting = threading.Lock()
 
@@ -101,7 +120,9 @@ class TaskFolders:
             case DescribeResult():
                 return self._describe(request), b""
             case ReadResult():
-                return self._read(request.task, _result_path(request.generation), request)
+                with self._opened_result(request.task, request.generation) as result:
+                    data = result.read(request.limit, request.offset)
+                return FilesReply(size_bytes=result.size_bytes, offset=request.offset, version=result.version), data
 
     def _output_files(self, task: str, nodes: Collection[str], after: tuple[int, str]) -> list[OutputFile]:
         """Return the output files of the workers of some nodes behind a key; one more than ``LIST_LIMIT`` at most."""
@@ -113,9 +134,7 @@ class TaskFolders:
         except OSError:
             return []  # the task has no process here
 
-    def _read(
-        self, task: str, path: Path, request: ReadOutput | ReadResult, *, skips: bool = False
-    ) -> tuple[FilesReply, bytes]:
+    def _read(self, task: str, path: Path, request: ReadOutput, *, skips: bool = False) -> tuple[FilesReply, bytes]:
         with self._opened(task, path) as (descriptor, status):
             offset, data = request.offset, b""
             for _ in range(_READS):
@@ -143,14 +162,79 @@ class TaskFolders:
             return _line_begin(output, size_bytes) if size_bytes <= status.st_size else 0
 
     def _describe(self, request: DescribeResult) -> FilesReply:
-        path = _result_path(request.generation)
-        with self._opened(request.task, path) as (descriptor, status):
-            version = _version(status)
-            sha256 = self._sha256(f"{request.task}/{path}", version, descriptor, status.st_size)
-        return FilesReply(size_bytes=status.st_size, version=version, sha256=sha256)
+        with self._opened_result(request.task, request.generation) as result:
+            sha256 = self._sha256(f"{request.task}/{request.generation}", result)
+        return FilesReply(size_bytes=result.size_bytes, version=result.version, sha256=sha256)
 
-    def _sha256(self, name: str, version: str, descriptor: int, size_bytes: int) -> str:
-        """Go on with a file's digest for ``DIGEST_SLICE_S``; return it in hexadecimal, or "" if it takes longer.
+    @contextmanager
+    def _opened_result(self, task: str, generation: int) -> Iterator[_Result]:
+        """Give a result to be read.
+
+        Raises:
+            NotFound, Unavailable: as ``_opened``; also: the files of the result are not those of one.
+        """
+        folder = _result_folder(generation)
+        joined = self._joined_result(task, generation)
+        if joined is None:
+            with self._opened(task, folder / _RESULT) as (descriptor, status):
+                yield _Result(status.st_size, _version(status), partial(os.pread, descriptor))
+            return
+        version = hashlib.sha256(" ".join(part.version for part in joined.parts).encode()).hexdigest()
+        yield _Result(joined.size_bytes, version, partial(self._read_joined, task, folder, joined))
+
+    def _joined_result(self, task: str, generation: int) -> JoinedResult | None:
+        """Return a result of several files; None: there is none here."""
+        folder = _result_folder(generation)
+        try:
+            with self._opened(task, folder / _INDEX) as (descriptor, status):
+                key = task, generation, _version(status)
+                if (known := self._joined.get(key)) is not None:
+                    return known
+                index = os.pread(descriptor, HEADER_BYTES, 0)
+        except NotFound:
+            return None
+        try:
+            found = join([self._part(task, folder, name) for name in names_in(index)])
+        except ValueError as err:
+            raise Unavailable(f"the result of task {task!r} cannot be read: {str(err).splitlines()[0]}") from err
+        if len(self._joined) >= _JOINED_KEPT:
+            self._joined.clear()
+        self._joined[key] = found
+        return found
+
+    def _part(self, task: str, folder: Path, name: str) -> tuple[str, str, int, bytes]:
+        """Return name, version, size and header of one file of a result.
+
+        Raises:
+            ValueError: it has no header.
+        """
+        with self._opened(task, folder / name) as (descriptor, status):
+            length = os.pread(descriptor, LENGTH.size, 0)
+            (size_bytes,) = LENGTH.unpack(length) if len(length) == LENGTH.size else (0,)
+            if not 0 < size_bytes <= min(HEADER_BYTES, status.st_size - LENGTH.size):
+                raise ValueError(f"{name} has no header that can be read")
+            return name, _version(status), status.st_size, os.pread(descriptor, size_bytes, LENGTH.size)
+
+    def _read_joined(self, task: str, folder: Path, joined: JoinedResult, limit: int, offset: int) -> bytes:
+        """Return a range of the one file that several make.
+
+        Raises:
+            Unavailable: a file was changed meanwhile.
+        """
+        data = b""
+        for part, begin, length in joined.spans(offset, limit):
+            if part is None:
+                data += joined.header[begin : begin + length]
+                continue
+            with self._opened(task, folder / part.name) as (descriptor, status):
+                if _version(status) != part.version:
+                    self._joined.clear()
+                    raise Unavailable(f"{part.name} of task {task!r} was changed while it was read")
+                data += os.pread(descriptor, length, begin)
+        return data
+
+    def _sha256(self, name: str, result: _Result) -> str:
+        """Go on with a result's digest for ``DIGEST_SLICE_S``; return it in hexadecimal, or "" if it takes longer.
 
         One digest is computed at a time: what many requests can make the machine do is bounded.
         """
@@ -158,19 +242,19 @@ class TaskFolders:
             return ""
         until_s = monotonic() + DIGEST_SLICE_S
         try:
-            digest = self._digests.setdefault((name, version), _Digest())
-            self._digests.move_to_end((name, version))
+            digest = self._digests.setdefault((name, result.version), _Digest())
+            self._digests.move_to_end((name, result.version))
             if len(self._digests) > _DIGESTS_KEPT:
                 self._digests.popitem(last=False)
-            while digest.offset < size_bytes:
-                block = os.pread(descriptor, min(_DIGEST_BLOCK_BYTES, size_bytes - digest.offset), digest.offset)
+            while digest.offset < result.size_bytes:
+                block = result.read(min(_DIGEST_BLOCK_BYTES, result.size_bytes - digest.offset), digest.offset)
                 if not block:
                     return ""  # the file was cut off: its version is another one at the next request
                 digest.sha256.update(block)
                 digest.offset += len(block)
                 if monotonic() > until_s:
                     break
-            return digest.sha256.hexdigest() if digest.offset == size_bytes else ""
+            return digest.sha256.hexdigest() if digest.offset == result.size_bytes else ""
         finally:
             self._digesting.release()
 
@@ -232,8 +316,8 @@ def _output_file(entry: os.DirEntry[str], nodes: set[str]) -> OutputFile | None:
     return OutputFile(generation=int(match[1]), worker=f"{match[2]}/{match[3]}", size_bytes=status.st_size)
 
 
-def _result_path(generation: int) -> Path:
-    return Path(f"generation-{generation}") / _RESULT
+def _result_folder(generation: int) -> Path:
+    return Path(f"generation-{generation}", "result")
 
 
 def _version(status: os.stat_result) -> str:

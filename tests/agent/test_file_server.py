@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import threading
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from safetensors.torch import load, save_file
 
 from services.agent.agent import Agent
 from services.agent.files import file_server, task_inputs
@@ -22,6 +25,7 @@ from services.agent.files.rank_users import RankUsers
 from services.agent.files.task_secrets import TaskSecrets
 from shared.bus.connection import Bus
 from shared.errors import NotFound, Unavailable, Undecodable
+from shared.messages.joined_result import LENGTH
 from shared.messages.node_files import (
     CHUNK_BYTES,
     FILES,
@@ -185,6 +189,65 @@ async def test_nothing_outside_the_tasks_folder_is_read(bus: Bus, run_dir: Path,
     (outside / relative).write_text(SECRET)
     task.symlink_to(outside, target_is_directory=True)
     await refused()
+
+
+def write_several(folder: Path) -> dict[str, torch.Tensor]:
+    """Write a result of three files in place of one; return its tensors."""
+    (folder / "parameters.safetensors").unlink()
+    tensors = {
+        "a": torch.arange(6.0).reshape(2, 3),
+        "b": torch.tensor(7.0),
+        "c": torch.arange(5, dtype=torch.bfloat16),
+        "none": torch.zeros(0, 3, dtype=torch.bfloat16),
+    }
+    files = [["a"], ["b"], ["c", "none"]]
+    index: dict[str, str] = {}
+    for number, names in enumerate(files, 1):
+        file = f"parameters-{number:05d}-of-00003.safetensors"
+        save_file({name: tensors[name] for name in names}, folder / file)
+        index |= dict.fromkeys(names, file)
+    (folder / "parameters.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    return tensors
+
+
+@pytest.mark.usefixtures("server")
+async def test_a_result_of_several_files_is_served_as_one(bus: Bus, run_dir: Path) -> None:
+    folder = run_dir / "tasks" / "gpt" / "generation-1" / "result"
+    tensors = write_several(folder)
+    described, _ = await ask(bus, kind="describe-result", generation=1)
+    chunks = [
+        (await ask(bus, kind="read-result", generation=1, offset=offset, limit=7))[1]
+        for offset in range(0, described.size_bytes or 0, 7)
+    ]
+    content = b"".join(chunks)
+    assert len(content) == described.size_bytes
+    assert hashlib.sha256(content).hexdigest() == described.sha256
+    found = load(content)
+    assert found.keys() == tensors.keys()
+    assert all(found[name].equal(value) for name, value in tensors.items())
+
+    part = folder / "parameters-00002-of-00003.safetensors"
+    save_file({"b": torch.zeros(2)}, part)
+    with pytest.raises(Unavailable, match="changed"):
+        await ask(bus, kind="read-result", generation=1, offset=0, limit=len(content))
+    assert (await ask(bus, kind="describe-result", generation=1))[0].version != described.version
+    for content, problem in (
+        (b"", "no header"),
+        (b"\xff" * 16, "no header"),
+        (LENGTH.pack(2) + b"{]", "cannot be read"),
+    ):
+        part.write_bytes(content)
+        (folder / "parameters.safetensors.index.json").touch()
+        with pytest.raises(Unavailable, match=problem):
+            await ask(bus, kind="describe-result", generation=1)
+    part.unlink()
+    part.symlink_to(run_dir / "secret.log")
+    with pytest.raises(NotFound):
+        await ask(bus, kind="describe-result", generation=1)
+    outside = {"x": "../../../../secret.log"}
+    (folder / "parameters.safetensors.index.json").write_text(json.dumps({"weight_map": outside}))
+    with pytest.raises(Unavailable, match="lists other files"):
+        await ask(bus, kind="describe-result", generation=1)
 
 
 NAMES = st.one_of(

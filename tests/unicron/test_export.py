@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 
+from shared.messages.node_files import ReadResult
+from shared.messages.task_folders import TaskFolders
 from tests.unicron import exporting
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import agent
@@ -100,6 +102,16 @@ def test_ranks_that_do_not_see_the_place_write_nothing(tmp_path: Path) -> None:
     result = exported(one, ranks=2, layers=4, width=8, portion=300, file=1 << 20)
     assert {p.name for p in result.iterdir()} == {"parameters.safetensors", "summary.json"}
     assert load_file(result / "parameters.safetensors").keys() == found.keys()
+
+
+def test_several_files_are_fetched_as_one(tmp_path: Path) -> None:
+    """As agents serve a result: its tensors lie as they are, behind one header."""
+    (folder := tmp_path / "tasks" / "gpt" / "generation-1").mkdir(parents=True)
+    exported(folder, ranks=2, layers=4, width=8, portion=300, file=600)
+    _, content = TaskFolders(tmp_path).answer(ReadResult(task="gpt", generation=1, offset=0))
+    found = load(content)
+    assert found.keys() == {"norm", *(f"layers.{n}" for n in range(4))}
+    assert all(torch.equal(found[f"layers.{n}"], exporting.whole(n, 8)) for n in range(4))
 
 
 def test_what_one_rank_cannot_write_leaves_nothing_on_any(tmp_path: Path) -> None:
