@@ -85,8 +85,6 @@ SETTINGS = (
             "--dataloader-type single, or cyclic"),
     Setting("data_sharding", (True,), Effect.RESTART, "the samples of a micro-batch then depend on the rank",
             "no --no-data-sharding, or --dataloader-type single"),
-    Setting("calculate_per_token_loss", (False,), Effect.RESTART,
-            "Megatron-LM divides by the tokens of one call, which may differ", "no --calculate-per-token-loss"),
     Setting("hybrid_context_parallel", (False,), Effect.RESTART, "its samples are dealt by length", _LEFT_OUT),
     Setting("data_parallel_random_init", (False,), Effect.RESTART, "replicas would begin with other parameters",
             _LEFT_OUT),

@@ -55,6 +55,8 @@ LAYOUTS = {
     ),
     "DP2, cyclic": (2, CYCLIC),
     "DP2, bf16": (2, "--bf16"),
+    "DP2, per-token loss": (2, "--calculate-per-token-loss"),
+    "PP2, per-token loss": (2, "--calculate-per-token-loss --pipeline-model-parallel-size 2"),
     "PP2": (2, "--pipeline-model-parallel-size 2"),
     "TP2 and SP": (2, "--tensor-model-parallel-size 2 --sequence-parallel"),
 }

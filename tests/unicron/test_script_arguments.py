@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -65,6 +67,57 @@ def test_a_module_is_run_as_python_m_does(
 ) -> None:
     path = package / file
     assert started(path, module, capsys) == ["__main__", "launched.inner", [str(path), *ARGUMENTS], str(package)]
+
+
+def core_of_the_environment() -> Path:
+    """Return the folder of megatron-core, which this process has not imported."""
+    found = importlib.util.find_spec("megatron.core")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent
+
+
+def test_a_script_that_would_find_another_megatron_core_is_told_from_others(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = core_of_the_environment()
+    monkeypatch.setitem(sys.modules, "megatron.core", SimpleNamespace(__file__=str(installed / "__init__.py")))
+    path = str(package / "script.py")
+    assert train.foreign_core(path) == ""
+    own = package / "megatron" / "core"
+    own.parent.mkdir()
+    own.symlink_to(installed)
+    assert train.foreign_core(path) == "", "the same by another path"
+    own.unlink()
+    own.mkdir()
+    (own / "__init__.py").touch()
+    assert train.foreign_core(path) == str(package)
+    assert train.foreign_core(str(package / "launched/inner/train.py"), "launched.inner.train") == str(package)
+    assert train.foreign_core(str(package / "launched/inner/train.py")) == "", "not beside the script"
+    monkeypatch.syspath_prepend(str(package))
+    assert train.foreign_core(str(package / "launched/inner/train.py")) == str(package)
+    monkeypatch.delitem(sys.modules, "megatron.core")
+    assert train.foreign_core(path) == "", "nothing is imported yet"
+
+
+async def test_such_a_script_runs_in_a_fresh_interpreter_with_the_core_that_it_finds(
+    spec_file: SpecFile, tmp_path: Path
+) -> None:
+    installed, own = core_of_the_environment(), tmp_path / "megatron" / "core"
+    own.mkdir(parents=True)
+    for entry in installed.iterdir():
+        if entry.name == "__init__.py":
+            (own / entry.name).write_text(entry.read_text())
+        else:
+            (own / entry.name).symlink_to(entry)
+    after = "import os, megatron.core; print('found', megatron.core.__file__, os.getpid())"
+    async with agent(tmp_path / "run") as a:
+        await a.fork("w0", spec_file(script=script(tmp_path, after=after)))
+        await a.configure({"w0": "initial"})
+        assert isinstance(await a.finished(1), Finished)
+        await a.until(lambda: "w0" in a.exits)
+        assert a.exits["w0"][1] == 0
+        assert f"found {own}/__init__.py {a.pids['w0']}" in a.output("w0")
 
 
 def test_a_module_is_found_by_the_folder_of_its_outermost_name(

@@ -35,7 +35,6 @@ REFUSED = (
     Refused("fp4", (None,), "the scaling factors are no part of the state", "use --bf16"),
     Refused("use_torch_fsdp2", (False,), "its ranks each have a part that cannot be named"),
     Refused("use_megatron_fsdp", (False,), "its ranks each have a part that cannot be named"),
-    Refused("calculate_per_token_loss", (False,), "Megatron-LM divides by the tokens of a call, which may differ"),
     Refused("data_parallel_random_init", (False,), "replicas would begin with other parameters"),
     Refused("exit_interval", (None,), "a task ends behind its last step", "give --train-iters, or stop the task"),
     Refused("exit_duration_in_mins", (None,), "a task ends behind its last step", "stop the task"),
