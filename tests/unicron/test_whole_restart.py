@@ -159,10 +159,9 @@ def test_a_script_is_ended_with_all_that_it_has_begun(stubborn: bool) -> None:
 def test_a_script_ends_with_its_rank() -> None:
     rank = in_session(RANK + "\ntime.sleep(100)", CHILDREN.format(stubborn=False))
     until("the script and its child run", lambda: len(rank.children(recursive=True)) >= 2)
-    begun = rank.children(recursive=True)
+    (script,), begun = rank.children(), rank.children(recursive=True)
     rank.send_signal(signal.SIGKILL)
     rank.wait(30)
-    script = next(one for one in begun if "ready" in " ".join(one.cmdline() or ["ready"]))
     until("the script has ended", lambda: not living([script]))
     os.killpg(rank.pid, signal.SIGKILL)  # as the fork server does, which reaps the rank
     until("all have ended", lambda: not living(begun))

@@ -13,6 +13,7 @@ import torch
 from unicron.errors import WrongLoop
 from unicron.losses import Loss, noted, read, tokens_of
 from unicron.megatron.model import config_of, is_megatron, model_chunks
+from unicron.megatron.parallel import last_stage
 
 
 class _BackwardTimer:
@@ -153,10 +154,13 @@ class LossScale:
         self._counts_tokens: bool | None = None
         """Whether losses are committed as sums over tokens that gradients are divided by; None: not known yet."""
         self._begun: list[torch.Tensor] | None = []
-        """The losses that the backward passes of a first step began with; None: they were compared."""
+        """The losses that the backward passes of a first step began with; None: they were compared, or cannot be."""
         self._committed: list[Any] = []
         """What these should be, of the same micro-batches, by what was committed."""
         self._config: Any = config_of(model) if is_megatron(model) else None
+        if self._config is not None and self._config.deallocate_pipeline_outputs and last_stage() > 0:
+            # A pipeline gives the memory of an output back before its backward pass, and what is left is any number.
+            self._begun = None
         self._per_token = self._config is not None and bool(self._config.calculate_per_token_loss)
         self.applies = self._config is not None and not self._per_token
         """Whether the loss is scaled here rather than by the training loop."""
