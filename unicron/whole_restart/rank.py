@@ -70,6 +70,8 @@ def run(task: Spec) -> NoReturn:
 
 
 class _Rank:
+    """One process through the generations of its task."""
+
     def __init__(self, link: AgentLink, task: Spec) -> None:
         self._link, self._task = link, task
         self._folder = save_folder(task.arguments)
@@ -84,7 +86,13 @@ class _Rank:
         drained = False
         while True:
             configure = self._link.next_generation(self._step, drained=drained)
-            drained = self._generation(configure)
+            try:
+                drained = self._generation(configure)
+            except RuntimeError as error:
+                if not reporting.is_communication(error):
+                    raise
+                reporting.report(self._link, error, step=self._step)  # the store's node is lost, which a hold will say
+                drained = False
 
     def _generation(self, configure: Configure) -> bool:
         """Run the script until this generation ends; return whether it does because the agent drains it."""
@@ -116,6 +124,7 @@ class _Rank:
                 script.end(HOLD_GRACE_S)  # what it has left behind
                 _arrive(store, configure.world_size)
             if arrived and _have_all_ended(store):
+                self._look(configure, store)  # what the last one has said before it ended
                 self._finish(configure)
 
     def _resumed(self, configure: Configure) -> None:
@@ -145,7 +154,7 @@ class _Rank:
             elif report is None and configure.rank == 0 and store is not None and store.check([_STEP]):
                 report = Report(*json.loads(store.get(_STEP)))
         except RuntimeError:
-            return  # the store is on a node that is lost, which a hold will say
+            return  # as in ``run``
         if report is not None and report.step > self._step:
             self._step = report.step
             self._link.progress(report.step, "script", loss=report.loss, duration_s=report.step_s)
