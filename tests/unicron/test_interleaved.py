@@ -46,7 +46,7 @@ def test_a_schedule_is_filled_by_as_few_micro_batches_as_it_takes(count: int, pi
 
 
 def test_micro_batches_that_fill_a_schedule_have_no_gradients() -> None:
-    config = SimpleNamespace(calculate_per_token_loss=True, grad_scale_func=None)
+    config = SimpleNamespace(calculate_per_token_loss=True, deallocate_pipeline_outputs=False, grad_scale_func=None)
     chunk = SimpleNamespace(config=config, module=SimpleNamespace(sharded_state_dict=dict))
     scale = LossScale([chunk, chunk], micro_batches=8)
     scale.begin_call(4, filling=1)

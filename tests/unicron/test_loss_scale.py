@@ -58,6 +58,9 @@ ALL_AT_ONCE = [
 NO_AUXILIARY_LOSSES = ("persist_layer_norm=False,", "persist_layer_norm=False, mtp_num_layers=0,")
 """With which the schedule asks for the scale of auxiliary losses all the same, before each micro-batch's own."""
 
+USUAL = {"calculate_per_token_loss": False, "deallocate_pipeline_outputs": False}
+"""What the library reads of Megatron's configuration here."""
+
 PER_TOKEN = ("persist_layer_norm=False,", "persist_layer_norm=False, calculate_per_token_loss=True,")
 
 MASKED = (
@@ -191,7 +194,7 @@ async def test_micro_batches_that_are_collected_for_one_call_are_refused(tmp_pat
 
 
 def test_the_models_own_function_is_called_once_also_where_two_models_share_a_configuration() -> None:
-    config = SimpleNamespace(calculate_per_token_loss=False, grad_scale_func=lambda loss: loss + 1.0)
+    config = SimpleNamespace(**USUAL, grad_scale_func=lambda loss: loss + 1.0)
     model = SimpleNamespace(config=config, module=SimpleNamespace(sharded_state_dict=dict))
     first, second = LossScale(model, 8), LossScale(model, 8)
     second.begin_call(2)
@@ -203,7 +206,7 @@ def test_the_models_own_function_is_called_once_also_where_two_models_share_a_co
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_what_is_asked_for_beside_the_losses_does_not_count_as_one(chunks: int) -> None:
     """Megatron's schedules ask for the scale of auxiliary losses with a number that nothing is computed from."""
-    config = SimpleNamespace(calculate_per_token_loss=False, grad_scale_func=None)
+    config = SimpleNamespace(**USUAL, grad_scale_func=None)
     model = [SimpleNamespace(config=config, module=SimpleNamespace(sharded_state_dict=dict)) for _ in range(chunks)]
     scale = LossScale(model if chunks > 1 else model[0], 8)
     filling = chunks - 1
