@@ -152,7 +152,7 @@ def test_a_killed_process_restarts_the_script_from_its_own_checkpoint(client: Cl
     assert (incident["kind"], incident["severity"], incident["steps_recomputed"]) == ("process-exit", "SEV2", 5)
     assert (incident["response"], incident["state_source"]) == ("restart", "script")
     assert (ended["step"], ended["steps"], ended["saved_step"]) == (STEPS, None, STEPS)
-    assert scripts_of(folder) == []
+    client.until("its processes have ended", lambda: not scripts_of(folder))
 
 
 def test_a_bug_of_the_script_ends_the_task_with_its_error(client: Client, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_bug_of_the_script_ends_the_task_with_its_error(client: Client, tmp_pa
     assert (folder / "interpreted").exists()
     assert failed["reason"].endswith("happened 2 times; max_restarts is 1: ValueError: a fault of the script")
     assert "a fault of the script" in failed["traceback"]
-    assert scripts_of(folder) == []
+    client.until("its processes have ended", lambda: not scripts_of(folder))
     assert {one["kind"] for one in client.incidents("raises")} == {"exception"}
 
 
@@ -196,7 +196,7 @@ def test_a_stop_lets_the_script_save_and_resume_goes_on_from_there(client: Clien
     client.http.post("/v1/tasks/stopped/stop").raise_for_status()
     stopped = client.until_state("stopped", "stopped")
     assert stopped["saved_step"] >= 25
-    assert scripts_of(folder) == []
+    client.until("its processes have ended", lambda: not scripts_of(folder))
     client.http.post("/v1/tasks/stopped/resume").raise_for_status()
     client.until_state("stopped", "succeeded")
     assert lines_of(client, "stopped", f"begins at {stopped['saved_step']} as 0 of {WORKERS}")
