@@ -124,7 +124,9 @@ def write_script(folder: Path, extra: str = "") -> Path:
     saves = ["--save", str(folder / "checkpoints"), "--save-interval", "2", "--ckpt-format", "torch_dist"]
     arguments = [*ARGUMENTS, *saves, *extra.split()]
     script.write_text(
-        f"import sys\nfrom pathlib import Path\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "import sys\nfrom pathlib import Path\n"
+        # A checkout has a package `tests` of its own, which would be found in place of this one.
+        f"sys.path[:] = [{str(ROOT)!r}, *(place for place in sys.path if place != {CHECKOUT!r})]\n"
         f"from tests.megatron_lm.program import main\n"
         f"main('unicron', {CHECKOUT + '/pretrain_gpt.py'!r}, Path({str(folder)!r}), {arguments!r})\n"
     )
