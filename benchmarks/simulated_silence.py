@@ -27,10 +27,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.detector.nodes.silence_limits import SilenceLimits
+from services.detector.main import limits as detector_limits
 from services.detector.state.arrivals import REFRESH, WARM_UP, WINDOW
 from services.detector.state.node import MonitoredNode
-from services.detector.state.stalls import StallLimits
 from shared.messages.signals import Heartbeat
 from shared.settings.model import Settings
 
@@ -118,7 +117,7 @@ def false_losses(nodes: int, hours: float, seed: int) -> FalseLosses:
         hours: simulated time of each.
         seed: of the random numbers; equal seeds give equal results.
     """
-    limits = _limits()
+    limits = detector_limits(Settings.model_construct()).silence
     interval_s = limits.heartbeat_interval_s
     count = int(hours * 3600.0 / interval_s)
     lost = suspected = fixed = asked = 0
@@ -152,19 +151,6 @@ def _heard(found: Seconds, before: int, interval_s: float) -> MonitoredNode:
     for gap_s in found[max(0, before - 2 * WINDOW - REFRESH) : before]:
         node.arrivals.note(float(gap_s), interval_s)
     return node
-
-
-def _limits() -> SilenceLimits:
-    settings = Settings.model_construct()
-    stalls = StallLimits(
-        hang_factor=settings.hang_factor,
-        hang_floor_s=settings.hang_floor_s,
-        stop_factor=settings.stop_factor,
-        stop_floor_s=settings.stop_floor_s,
-        collective_floor_s=settings.collective_floor_s,
-        slow_region_timeout_s=settings.slow_region_timeout_s,
-    )
-    return SilenceLimits(settings.heartbeat_interval_s, settings.node_timeout_s, stalls)
 
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -174,6 +174,10 @@ def foreign_core(script: str, module: str = "") -> str:
     return ""
 
 
+_BEGIN_ANEW = "import sys; sys.path.append(sys.argv.pop()); from unicron import train; train.go_on()"
+"""What the fresh interpreter runs. The task's search path may be without this library, which comes behind all else."""
+
+
 def begin_anew(folder: str) -> NoReturn:
     """Replace this forked process by a fresh interpreter, which looks for modules in a folder first."""
     os.set_inheritable(processes.stacks_descriptor, True)
@@ -181,7 +185,7 @@ def begin_anew(folder: str) -> NoReturn:
     os.environ[environment.SEARCH_PATH] = os.pathsep.join(filter(None, folders))
     os.environ[environment.STACKS] = str(processes.stacks_descriptor)
     print(f"unicron: megatron-core is that of {folder}", flush=True)
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "unicron.train", "--begun-anew"])
+    os.execv(sys.executable, [sys.executable, "-P", "-c", _BEGIN_ANEW, str(Path(__file__).resolve().parents[1])])
 
 
 def imports() -> None:
@@ -251,8 +255,8 @@ def _exit_code(end: SystemExit) -> int:
     return 1
 
 
-def _go_on() -> NoReturn:
-    """Go on as the forked process that this interpreter has replaced, and end as it would."""
+def go_on() -> NoReturn:
+    """Go on as the forked process that this interpreter has replaced (``begin_anew``), and end as it would."""
     output.protect()
     processes.write_stacks_to(int(os.environ.pop(environment.STACKS, "2")))
     code = child()
@@ -267,10 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--spec", type=Path, default=os.environ.get(environment.SPEC), help="task specification (JSON)")
     parser.add_argument("--directory", default="", help="where checkpoints and results go")
     parser.add_argument("--checkpoint", default="", help="checkpoint to start from")
-    parser.add_argument("--begun-anew", action="store_true", help=argparse.SUPPRESS)  # ``begin_anew``
     options = parser.parse_args(arguments)
-    if options.begun_anew:
-        _go_on()
     if options.spec is None:
         parser.error(f"--spec is needed (or {environment.SPEC})")
     megatron_cpu.enable()

@@ -82,6 +82,11 @@ def typed(kind: type[M], value: object) -> M:
         ) from err
 
 
+def restarts_whole(spec: Record) -> bool:
+    """Return whether a fault ends the script of a task on all workers. ``spec``: as the interface has it."""
+    return bool(spec.get("loop") == "restart")
+
+
 def step_of(task: Record, of: str = " of ") -> str:
     """Return the step of a task, and of how many, where that is known: some scripts alone know when they end.
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from cli.output import SHORT_ID
 from cli.waiting import Record
-from unicron_client.answers import step_of
+from unicron_client.answers import restarts_whole, step_of
 from unicron_client.resources import ENDED, Client
 from unicron_client.transport import Params
 
@@ -68,7 +68,7 @@ class Ending(NamedTuple):
         known = task["steps"] is not None or task["step"]  # a script that restarts whole need not say
         parts = [f"{task['name']} {how}{f' at step {step_of(task)}' if known else ''}"]
         if self.healed:
-            what = "until the script ran again" if task["spec"].get("loop") == "restart" else "lost"
+            what = "until the script ran again" if restarts_whole(task["spec"]) else "lost"
             parts.append(f"{self.healed} fault{'s' * (self.healed > 1)} healed, {self.lost_s:.1f} s {what}")
         if not self.succeeded and task["reason"]:
             parts.append(str(task["reason"]))

@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 from cli.options import Format, Output, Server, TaskName
 from cli.output import print_json
+from unicron_client.answers import restarts_whole
 
 
 def resume(task: TaskName, server: Server = None, output: Output = Format.TEXT) -> None:
@@ -23,6 +24,6 @@ def resume(task: TaskName, server: Server = None, output: Output = Format.TEXT) 
         print_json(answer)
     else:
         where = f"step {answer['step']}{', or from a newer copy in memory' if answer['copies_kept'] else ''}"
-        if answer["spec"].get("loop") == "restart":
+        if restarts_whole(answer["spec"]):
             where = "the script's own checkpoint"
         print(f"{answer['name']}: {answer['state']}, goes on from {where}")

@@ -9,7 +9,7 @@ import typer
 
 from cli.options import Format, Output, Server, TaskName
 from cli.output import clock, number, print_fields, print_json, print_table
-from unicron_client.answers import step_of
+from unicron_client.answers import restarts_whole, step_of
 
 if TYPE_CHECKING:
     from cli.client import Client
@@ -45,7 +45,7 @@ def _copies(shown: dict[str, Any]) -> str | None:
 
 def _layout(shown: dict[str, Any]) -> str:
     """Return how the task divides its work, in words; how a script does that restarts whole, only it knows."""
-    if shown["spec"].get("loop") == "restart":
+    if restarts_whole(shown["spec"]):
         return "the script's own"
     return ", ".join(f"{name} {size}" for name, size in (shown["layout"] or {}).items())
 
@@ -59,7 +59,7 @@ def _hang_limits(client: Client, shown: dict[str, Any]) -> str | None:
     """Return for how long ranks may make no progress now, in words; None where the detector does not say."""
     from shared.errors import UnicronError
 
-    if not shown["ranks"] or shown["spec"].get("loop") == "restart":
+    if not shown["ranks"] or restarts_whole(shown["spec"]):
         return None
     try:
         found = client.get(f"/v1/limits/{quote(shown['name'], safe='')}")
@@ -153,7 +153,7 @@ def _print_settings(spec: dict[str, Any]) -> None:
 
     loop = spec.get("loop", "unicron")
     found = findings_of_task(loop, spec.get("arguments", []))
-    if loop == "restart":
+    if restarts_whole(spec):
         why = (
             "for these settings" if found else "since its loop is its own: docs/launching.md has what to write instead"
         )

@@ -65,7 +65,7 @@ for step in range(begin + 1, steps + 1):
     while (folder / "waits").exists() and step == begin + 25:
         time.sleep(0.01)
 save(steps)
-time.sleep(0.3 * rank)
+time.sleep(0.3 * rank)  # the task has succeeded when the last one has ended
 dist.destroy_process_group()
 """
 """Data parallel, with what Megatron-LM prints and writes of its steps; ends with a checkpoint on SIGTERM."""

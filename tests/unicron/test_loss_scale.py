@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.unicron.changed_examples import changed_example
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent
-from tests.unicron.zygote import ROOT
 from unicron.errors import WrongLoop
 from unicron.megatron.schedule import LossScale
 from unicron.protocol.messages import Finished, Raised
@@ -92,13 +92,7 @@ COLLECTED = [(old, new.replace("step.all_micro_batches()", "list(step.micro_batc
 
 def example(folder: Path, *changes: tuple[str, str]) -> Path:
     """Write the example of a Megatron loop with changes; return its path."""
-    text = (ROOT / "examples" / "megatron_gpt.py").read_text()
-    for old, new in (TO_STEPS, TO_SGD, *changes):
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    path = folder / "script.py"
-    path.write_text(text)
-    return path
+    return changed_example("megatron_gpt.py", (TO_STEPS, TO_SGD, *changes), folder)
 
 
 async def train(a: Agent, spec: Path, workers: list[str], pipeline: int = 1) -> Finished:

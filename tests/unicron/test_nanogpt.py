@@ -7,9 +7,10 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
+from tests.unicron.changed_examples import changed_example
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import agent
-from tests.unicron.zygote import ROOT, zygote
+from tests.unicron.zygote import zygote
 
 FEWER = {
     "STEPS, MICRO_BATCHES, MICRO_BATCH_SIZE = 300, 8, 8": "STEPS, MICRO_BATCHES, MICRO_BATCH_SIZE = 4, 6, 4",
@@ -27,12 +28,7 @@ def evaluations(*outputs: Path) -> dict[str, str]:
 
 
 async def test_it_heals_in_a_step_and_in_its_evaluation(tmp_path: Path, spec_file: SpecFile) -> None:
-    text = (ROOT / "examples" / "nanogpt.py").read_text()
-    for old, new in FEWER.items():
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    script = tmp_path / "nanogpt.py"
-    script.write_text(text)
+    script = changed_example("nanogpt.py", FEWER.items(), tmp_path)
     (folder := tmp_path / "alone").mkdir()
     await asyncio.to_thread(zygote().run, [str(script)], folder)
     expected = folder / "unicron-run" / "result" / "parameters.safetensors"

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.unicron.changed_examples import changed_example
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent
 from tests.unicron.test_snapshots import Nodes
-from tests.unicron.zygote import ROOT, WRITES_AT_ONCE, zygote
+from tests.unicron.zygote import WRITES_AT_ONCE, zygote
 from unicron.protocol.messages import Checkpointed, Finished, Raised
 
 pytestmark = pytest.mark.timeout(120)
@@ -356,12 +357,7 @@ async def test_stages_without_some_group_of_the_optimizer_follow_its_numbers(
     tmp_path: Path, spec_file: SpecFile
 ) -> None:
     """With a learning rate of its own for embeddings the stage in the middle of three has nothing that follows it."""
-    text = (ROOT / "examples" / "megatron_gpt.py").read_text()
-    for old, new in DECOUPLED.items():
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    path = tmp_path / "script.py"
-    path.write_text(text)
+    path = changed_example("megatron_gpt.py", DECOUPLED.items(), tmp_path)
     spec = spec_file(script=str(path), steps=8, batch={"global": 6, "micro": 2}, exact=False)
     async with agent(tmp_path / "run") as a:
         workers = ["w0", "w1", "w2"]
@@ -380,12 +376,7 @@ async def test_stages_without_some_group_of_the_optimizer_follow_its_numbers(
 
 async def test_it_moves_between_layouts_as_the_parameters_do(tmp_path: Path, spec_file: SpecFile) -> None:
     """From tensor to pipeline to data parallelism; there all ranks lose step 6 between update and state."""
-    text = (ROOT / "examples" / "megatron_gpt.py").read_text()
-    for old, new in MEGATRON.items():
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    path = tmp_path / "script.py"
-    path.write_text(text)
+    path = changed_example("megatron_gpt.py", MEGATRON.items(), tmp_path)
     spec = spec_file(script=str(path), steps=8, batch={"global": 8, "micro": 2}, exact=False)
     async with agent(tmp_path / "run") as a:
         workers = ["w0", "w1"]

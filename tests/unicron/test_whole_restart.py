@@ -147,7 +147,7 @@ def until(what: str, holds: object, limit_s: float = 20.0) -> None:
 @pytest.mark.parametrize("stubborn", [False, True])
 @pytest.mark.timeout(60)
 def test_a_script_is_ended_with_all_that_it_has_begun(stubborn: bool) -> None:
-    program = RANK + "\nscript.end(0.5)\nprint('ended', script.has_ended() or script._process.wait(), flush=True)"
+    program = RANK + "\nscript.end(0.5)"
     rank = in_session(program, CHILDREN.format(stubborn=stubborn))
     until("the script and its child run", lambda: len(rank.children(recursive=True)) >= 2)
     begun = rank.children(recursive=True)

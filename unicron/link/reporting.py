@@ -104,7 +104,7 @@ def report_resumed(link: AgentLink, message: Resumed) -> None:
     """Print and report that the first step of a generation is done."""
     link.send(message)
     shown = " ".join(f"{k}={v:.3f}" for k, v in message.phases.items())
-    print(f"generation {message.generation} from {message.source}: {shown}", flush=True)
+    print(f"generation {message.generation} from {message.source}{f': {shown}' if shown else ''}", flush=True)
 
 
 def _forget_lines(error: BaseException) -> None:

@@ -98,12 +98,11 @@ class ScriptProcess:
             hurry: whether they are to get it at once.
         """
         _signal_all(signal.SIGTERM)
-        until_s, killed = time.monotonic() + grace_s, False
+        until_s = time.monotonic() + grace_s
+        while _others() and time.monotonic() < until_s and not hurry():
+            time.sleep(LOOK_S)
         while _others():
-            if not killed and (time.monotonic() >= until_s or hurry()):
-                killed = True
-            if killed:
-                _signal_all(signal.SIGKILL)
+            _signal_all(signal.SIGKILL)  # again for those that were begun meanwhile
             time.sleep(LOOK_S)
 
     def _wait(self) -> None:

@@ -70,8 +70,6 @@ def _of_step(
     cold: bool = True,
 ) -> Stall | None:
     """Return the stall, after a part of its limit, of members that train: of all, or of those that are heard."""
-    if any(status.phase in stalls.UNLIMITED for status in own.values()):
-        return None
     return stalls.find(
         own,
         mean_s=task.mean_step_s(),
@@ -272,8 +270,6 @@ def _of_stage(
     own = {w: statuses[w] for w in workers if w in statuses and statuses[w].generation == newest}
     # A task that has stopped has no members, while heartbeats from before still have its ranks.
     if not workers or len(own) < len(workers) or any(s.state != "training" for s in own.values()):
-        return None
-    if any(status.phase in stalls.UNLIMITED for status in own.values()):
         return None
     return stalls.find(
         own,

@@ -135,7 +135,7 @@ def find(
     whole: bool = True,
     part: float = 1.0,
 ) -> Stall | None:
-    """Return the stall of a set of ranks; None if they make progress.
+    """Return the stall of a set of ranks; None if they make progress, or run code of which nothing is reported.
 
     The ages are those of each node's newest heartbeat, so they are lower bounds: a late heartbeat can delay a stall,
     and cannot cause one.
@@ -155,6 +155,8 @@ def find(
         whole: whether these are all ranks of the task.
         part: of its limit, which the time without progress is to exceed.
     """
+    if any(s.phase in UNLIMITED for s in statuses.values()):
+        return None
     ages = [own_age_s(s) for s in statuses.values()]
     known = [age for age in ages if age is not None]
     if not known or len(known) < len(ages):
