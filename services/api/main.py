@@ -27,8 +27,8 @@ from services.api.http import problems
 from services.api.http.http_policy import HttpPolicy
 from services.api.http.request_metrics import RequestMetrics
 from services.api.live import Live
-from services.api.notices.incident_notices import IncidentNotices
-from services.api.notices.webhook import WebhookMetrics
+from services.api.notices.notices import Notices
+from services.api.notices.sending import NoticeMetrics
 from services.api.postmortem import page as postmortem_page
 from services.api.route_parts.joined_answers import JoinedAnswers
 from services.api.route_parts.log_positions import PositionHeader, add_to_reads
@@ -137,10 +137,10 @@ def _installed() -> bool:
     return False
 
 
-def projections_url(settings: Settings) -> str:
-    """Return where the projections are: beside an SQLite log, or in the log's PostgreSQL (tables ``api_*``)."""
+def database_url(settings: Settings, name: str) -> str:
+    """Return where tables of the api are: in a file of a name beside an SQLite log, or in the log's PostgreSQL."""
     url = settings.log_database_url
-    return f"sqlite:///{settings.run_dir.resolve() / 'projections.db'}" if url.startswith("sqlite") else url
+    return f"sqlite:///{settings.run_dir.resolve() / name}.db" if url.startswith("sqlite") else url
 
 
 def check_exposure(settings: Settings) -> None:
@@ -191,8 +191,8 @@ async def serve(context: Context) -> None:
     settings = context.settings
     check_exposure(settings)
     heads = SignedHeads(settings, context.journal.log)
-    notices = IncidentNotices(settings, WebhookMetrics(context.registry))
-    opening = functools.partial(Store, projections_url(settings))
+    notices = Notices(settings, database_url(settings, "notices"), NoticeMetrics(context.registry))
+    opening = functools.partial(Store, database_url(settings, "projections"))
     limit_s = settings.connect_timeout_s
     store = await context.journal.outages.outlast(PROJECTIONS, opening, limit_s=limit_s, starting=True)
     feed = Feed(store, context.journal, FoldMetrics(context.registry).folded)
@@ -220,7 +220,7 @@ async def serve(context: Context) -> None:
         following = asyncio.create_task(feed.follow(), name="feed")
         serving = asyncio.create_task(server.serve(sockets=[listening]), name="http")
         signing = asyncio.create_task(heads.keep_signing(), name="signed-heads")
-        sending = asyncio.create_task(notices.keep_sending(gateway), name="webhook")
+        sending = asyncio.create_task(notices.keep_sending(gateway), name="notices")
         try:
             await _first(asyncio.create_task(server.listens.wait()), serving, following)
             write_port(settings.run_dir, listening.getsockname()[1])

@@ -192,10 +192,9 @@ class Settings(BaseSettings, EscalationLimits):
     agent can read; with ``rank_uids``, none. The agent reads it."""
     server: str = DEFAULT_SERVER
     """Address of the API for the CLI, and in the links of notices."""
-    webhook_url: str = Field(default="", pattern=r"^$|^https?://[^/\s]+\S*$")
-    """Where the api sends a notice of each incident (docs/monitoring.md). Empty: nowhere."""
-    webhook_secret_file: Path | None = None
-    """File with the secret by which notices are signed: ``whsec_`` and the base64 of 24 bytes or more."""
+    notices_file: Path | None = None
+    """File (YAML) of those who are told what goes wrong (docs/monitoring.md#notices). None: nobody is. The api reads
+    it."""
 
     log_format: Literal["text", "json"] = "text"
     """Log lines for people, or as JSON with the ids of task and incident (``shared.service.log_lines``)."""

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from services.api.main import projections_url
+from services.api.main import database_url
 from services.api.routers.health import SERVICES
 from services.api.store.projection_store import Store
 from shared.bus.connection import Bus
@@ -213,7 +213,7 @@ async def test_projections_of_another_log_are_folded_again(settings: Settings, b
     other, story = Story(settings.run_dir / "other.db"), Story(settings.run_dir / "log.db")
     other.submit("other")
     story.submit("mine")
-    store = Store(projections_url(settings))
+    store = Store(database_url(settings, "projections"))
     store.fold(other.records)
     for closed in (store, other.log, story.log):
         closed.close()

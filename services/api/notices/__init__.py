@@ -1,1 +1,1 @@
-"""Notices to a webhook, and how they are sent."""
+"""Notices to those who are on call: what they say, to whom they go, and how they are sent."""

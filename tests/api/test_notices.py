@@ -14,13 +14,19 @@ from typing import Any
 
 import pytest
 import uvicorn
+import yaml
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from services.api.notices import webhook
-from services.api.notices.webhook import read_secret
+from services.api import main
+from services.api.main import database_url
+from services.api.notices import notices, sending, troubles
+from services.api.notices.queues import Queues, Sent
+from services.api.notices.receivers import read_receivers
+from services.api.notices.sending import NotDelivered, public_address
+from services.api.routers import health
 from shared.bus.connection import Bus
 from shared.errors import InvalidInput
 from shared.events.plans import Response as PlanResponse
@@ -99,18 +105,32 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 @pytest.fixture
 def hooked(settings: Settings, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Settings with the receiver, which is tried often."""
-    monkeypatch.setattr(webhook, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(webhook, "LONGEST_PAUSE_S", 0.05)
-    secret = tmp_path / "secret"
-    secret.write_text("whsec_" + base64.b64encode(KEY).decode() + "\n")
-    return settings.model_copy(
-        update={
-            "webhook_url": f"http://127.0.0.1:{receiver.port}/hook",
-            "webhook_secret_file": secret,
-            "server": "https://unicron.example/",
-        }
-    )
+    """Settings with the receiver as the only one, which is tried often."""
+    monkeypatch.setattr(sending, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(sending, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(notices, "LOOK_S", 0.1)
+    (tmp_path / "secret").write_text("whsec_" + base64.b64encode(KEY).decode() + "\n")
+    return telling(settings, tmp_path, {"archive": generic(tmp_path, receiver.port)})
+
+
+def telling(settings: Settings, folder: Path, receivers: dict[str, dict[str, Any]]) -> Settings:
+    """Return settings with these receivers."""
+    (folder / "notices.yaml").write_text(yaml.safe_dump(receivers))
+    return settings.model_copy(update={"notices_file": folder / "notices.yaml", "server": "https://unicron.example/"})
+
+
+def generic(folder: Path, port: int, **more: Any) -> dict[str, Any]:
+    return {
+        "shape": "generic",
+        "url_file": url_file(folder, port),
+        "secret_file": "secret",
+        "allow_private": True,
+    } | more
+
+
+def url_file(folder: Path, port: int) -> str:
+    (folder / f"{port}.url").write_text(f"http://127.0.0.1:{port}/hook\n")
+    return f"{port}.url"
 
 
 async def fault(api: Server, incident: str, severity: Severity = Severity.SEV2) -> int:
@@ -151,11 +171,11 @@ async def test_a_task_that_waits_for_its_storage_is_reported(
         await api.append(TaskCheckpointFailed, step=task.steps, reason="all steps are done, and no room", **failed)
         await fault(api, "i1")
         await receiver.until(lambda: len(receiver.requests) == 2)
-    waiting, opened = map(verified, receiver.requests)
-    assert (waiting["type"], opened["type"]) == ("task.waiting", "incident.opened")
-    data = waiting["data"]
+    by_type = {body["type"]: body["data"] for body in map(verified, receiver.requests)}
+    assert {*by_type} == {"task.waiting", "incident.opened"}
+    data = by_type["task.waiting"]
     assert (data["task"], data["reason"], data["step"]) == ("gpt", "all steps are done, and no room", task.steps)
-    assert data["link"] == "https://unicron.example/v1/tasks/gpt"
+    assert data["link"] == "https://unicron.example/"
 
 
 async def test_a_failed_task_and_an_incident_that_is_open_again_are_reported(
@@ -174,10 +194,11 @@ async def test_a_failed_task_and_an_incident_that_is_open_again_are_reported(
         await api.append(TaskFailed, task="gpt", generation=3, step=3, reason=reason, incident="i1")
         await receiver.until(lambda: len(receiver.requests) == 5)
     earlier = [("incident.opened", "i1"), ("incident.closed", "i1"), ("incident.reopened", "i1")]
-    assert receiver.taken() == [*earlier, ("task.failed", "i1"), ("incident.closed", "i1")]
-    failed, closed = (verified(request)["data"] for request in receiver.requests[-2:])
+    assert receiver.taken()[:3] == earlier
+    last = {body["type"]: body["data"] for body in map(verified, receiver.requests[3:])}
+    failed, closed = last["task.failed"], last["incident.closed"]
     assert (failed["task"], failed["reason"], failed["step"]) == ("gpt", reason, 3)
-    assert failed["link"] == "https://unicron.example/v1/tasks/gpt"
+    assert failed["link"] == "https://unicron.example/v1/incidents/i1/postmortem?format=html"
     assert (closed["restored_at"], closed["failed_tasks"]) == (None, {"gpt": reason})
     assert closed["closed_at"] is not None
     # A receiver drops what it has by its id: the second end is another one.
@@ -201,7 +222,10 @@ async def test_an_incident_is_told_when_it_opens_and_when_it_is_over(
     assert (opened["restored_at"], opened["task"], opened["plans"]) == (None, None, [])
     assert (closed["severity"], closed["plans"]) == ("SEV2", ["plan-i/1"])
     assert closed["restored_at"] is not None
-    assert closed["link"] == "https://unicron.example/v1/incidents/i%2F1"
+    assert closed["link"] == "https://unicron.example/v1/incidents/i%2F1/postmortem?format=html"
+    assert opened["key"] == closed["key"]
+    assert (opened["resolved"], closed["resolved"]) == (False, True)
+    assert opened["to_do"]
     assert closed["cost"]["currency"] == "USD"
     assert closed["cost"]["money"] >= 0.0
     ids = {headers["webhook-id"] for headers, _ in receiver.requests}
@@ -219,7 +243,7 @@ async def test_what_the_receiver_refuses_is_sent_again_as_it_was(
         page = (await api.http.get("/metrics")).text
     assert receiver.taken() == [("incident.opened", "i1")] * 4 + [("incident.opened", "i2")]
     assert len({(headers["webhook-id"], body) for headers, body in receiver.requests[:4]}) == 1
-    assert "unicron_webhook_failures_total 3.0" in page
+    assert 'unicron_notice_failures_total{receiver="archive"} 3.0' in page
 
 
 async def test_a_receiver_that_hangs_keeps_nothing_waiting(
@@ -233,7 +257,7 @@ async def test_a_receiver_that_hangs_keeps_nothing_waiting(
         last = 0
         for number in range(2, 30):
             last = await fault(api, f"i{number}")
-        async with asyncio.timeout(webhook.TIMEOUT_S / 2):  # the fold and requests go on beside the one that hangs
+        async with asyncio.timeout(sending.TIMEOUT_S / 2):  # the fold and requests go on beside the one that hangs
             await api.projected(last)
             assert len((await api.http.get("/v1/incidents")).json()["items"]) == 29
         assert len(receiver.requests) == 1
@@ -242,28 +266,38 @@ async def test_a_receiver_that_hangs_keeps_nothing_waiting(
 
 
 async def test_a_restart_sends_nothing_twice_and_what_came_meanwhile(
-    hooked: Settings, bus: Bus, journal: Journal, receiver: Receiver, tmp_path: Path
+    hooked: Settings, bus: Bus, journal: Journal, receiver: Receiver
 ) -> None:
-    state = tmp_path / "webhook.json"
+    queues = Queues(database_url(hooked, "notices"))
     async with serving(hooked, bus, journal) as api:
-        await receiver.until(state.exists)
-        before = state.read_bytes()
         await fault(api, "i1")
-        await receiver.until(lambda: state.exists() and json.loads(state.read_bytes())["open"] == ["i1"])
+        await receiver.until(lambda: len(announced(queues)) == 1)
+        before = queues.turn("archive")
+    assert before is not None
     offline = Server("", api.http, journal, api.data)
     await fault(offline, "i2")
     await heal(offline, "i1")
     async with serving(hooked, bus, journal):
         await receiver.until(lambda: len(receiver.requests) == 3)
     assert receiver.taken() == [("incident.opened", "i1"), ("incident.opened", "i2"), ("incident.closed", "i1")]
-    state.write_bytes(before)  # as if the process had died each time between the request and the file
+    # As if the process had died each time between the request and the row, in which nobody is the sender.
+    turn = queues.turn("archive")
+    assert turn is not None
+    assert turn.sender == ""
+    assert queues.beat("archive", "", Sent(position=0))
     async with serving(hooked, bus, journal):
         await receiver.until(lambda: len(receiver.requests) == 6)
+    queues.close()
     ids = [headers["webhook-id"] for headers, _ in receiver.requests]
     assert sorted(ids[:3]) == sorted(ids[3:])
 
 
-async def test_a_new_webhook_gets_nothing_of_before(
+def announced(queues: Queues) -> set[str]:
+    turn = queues.turn("archive")
+    return set() if turn is None else {one.name for one in turn.sent.open.values()}
+
+
+async def test_a_new_receiver_gets_nothing_of_before(
     settings: Settings, hooked: Settings, bus: Bus, journal: Journal, receiver: Receiver
 ) -> None:
     async with serving(settings, bus, journal) as api:
@@ -280,13 +314,13 @@ async def test_a_receiver_that_was_away_gets_all_in_order(
     away = Receiver()
     async with away.listening():
         pass  # its port is known, and closed
-    hooked = hooked.model_copy(update={"webhook_url": f"http://127.0.0.1:{away.port}/hook"})
+    hooked = telling(hooked, tmp_path, {"archive": generic(tmp_path, away.port)})
     async with serving(hooked, bus, journal) as api:
         for number in range(40):
             await fault(api, f"i{number}")
 
         async def failed() -> bool:
-            return "unicron_webhook_failures_total 0.0" not in (await api.http.get("/metrics")).text
+            return 'unicron_notice_failures_total{receiver="archive"} 0.0' not in (await api.http.get("/metrics")).text
 
         async with asyncio.timeout(LIMIT_S):
             while not await failed():  # noqa: ASYNC110 - a page of the api
@@ -296,16 +330,151 @@ async def test_a_receiver_that_was_away_gets_all_in_order(
     assert [incident for _, incident in away.taken()] == [f"i{number}" for number in range(40)]
 
 
+async def test_receivers_have_queues_and_shapes_of_their_own(
+    hooked: Settings, bus: Bus, journal: Journal, receiver: Receiver, tmp_path: Path
+) -> None:
+    """One that hangs holds up no other; Slack and PagerDuty are told what people are called for, and its end."""
+    (tmp_path / "routing").write_text("R0UT1NG\n")
+    chat, pager = Receiver(), Receiver()
+    receiver.hangs.set()
+    async with chat.listening(), pager.listening():
+        hooked = telling(
+            hooked,
+            tmp_path,
+            {
+                "archive": generic(tmp_path, receiver.port),
+                "chat": {"shape": "slack", "url_file": url_file(tmp_path, chat.port), "allow_private": True},
+                "on-call": {
+                    "shape": "pagerduty",
+                    "url_file": url_file(tmp_path, pager.port),
+                    "key_file": "routing",
+                    "about": ["task-failed"],
+                    "allow_private": True,
+                },
+            },
+        )
+        async with serving(hooked, bus, journal) as api:
+            await api.join("n0")
+            await fault(api, "i1")
+            await api.append(TaskSubmitted, task="gpt", spec=spec())
+            await api.append(TaskFailed, task="gpt", generation=3, step=3, reason="<loss> is & nan", incident="i1")
+            await receiver.until(lambda: len(chat.requests) == len(pager.requests) == 1)
+            await api.append(TaskSubmitted, task="gpt", spec=spec(), resumes=True)
+            await receiver.until(lambda: len(chat.requests) == len(pager.requests) == 2)
+            status = (await api.http.get("/v1/status")).text
+    assert receiver.taken() == [("incident.opened", "i1")]
+    failed, over = (json.loads(body)["text"] for _, body in chat.requests)
+    assert "task gpt failed at step 3: &lt;loss&gt; is &amp; nan" in failed
+    assert "unicron resume gpt" in failed
+    assert "<https://unicron.example/v1/incidents/i1/postmortem?format=html|" in failed
+    assert over.startswith(":white_check_mark: Resolved: task gpt")
+    trigger, resolve = (json.loads(body) for _, body in pager.requests)
+    assert (trigger["event_action"], resolve["event_action"]) == ("trigger", "resolve")
+    assert trigger["dedup_key"] == resolve["dedup_key"]
+    assert trigger["routing_key"] == resolve["routing_key"] == "R0UT1NG"
+    assert trigger["payload"]["severity"] == "critical"
+    assert trigger["payload"]["custom_details"]["task"] == "gpt"
+    assert "R0UT1NG" not in status
+
+
+async def test_what_holds_is_told_until_it_is_over(
+    hooked: Settings, bus: Bus, journal: Journal, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An isolated node, an incident that is stuck, and a control plane without its services: none is an event."""
+    monkeypatch.setattr(troubles, "DEGRADED_S", 0.0)
+    monkeypatch.setattr(troubles, "NEVER_HEALED_S", 0.0)
+    about = ["node-isolated", "incident-stuck", "control-plane"]
+    hooked = telling(hooked, tmp_path, {"archive": generic(tmp_path, receiver.port, about=about)})
+    async with serving(hooked, bus, journal) as api:
+        await api.join("n0")
+        await fault(api, "i1", Severity.SEV1)
+        await receiver.until(lambda: len(receiver.requests) == 3)
+        await api.join("n0")  # anew: an isolated node is back once it has passed its self-test
+        await heal(api, "i1")
+        await receiver.until(lambda: len(receiver.requests) == 5)
+    found = {body["type"]: body["data"] for body in map(verified, receiver.requests)}
+    isolated, stuck = ("node.isolated", "node.isolated.resolved"), ("incident.stuck", "incident.stuck.resolved")
+    assert {*found} == {*isolated, *stuck, "control-plane.degraded"}
+    for first, last in (isolated, stuck):
+        assert (found[first]["key"], found[first]["resolved"]) == (found[last]["key"], False)
+        assert found[last]["resolved"]
+    assert found["node.isolated"]["node"] == "n0"
+    assert [part.split(":")[0] for part in found["control-plane.degraded"]["parts"]] == [*health.SERVICES]
+
+
+async def test_of_two_apis_one_sends_and_the_other_takes_over(
+    hooked: Settings, bus: Bus, journal: Journal, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "BEAT_S", 0.1)
+    monkeypatch.setattr(notices, "LEASE_S", 1.0)
+    (tmp_path / "other").mkdir()
+    second = hooked.model_copy(update={"run_dir": tmp_path / "other", "log_url": hooked.log_database_url})
+    monkeypatch.setattr(main, "database_url", one_place(database_url(hooked, "notices")))
+    async with serving(second, bus, journal) as other:
+        async with serving(hooked, bus, journal) as api:
+            for number in range(5):
+                await fault(api, f"i{number}")
+            await receiver.until(lambda: len(receiver.requests) == 5)
+            first = Queues(database_url(hooked, "notices")).turn("archive")
+        # As one that was killed leaves it: a sender that beats no more.
+        queues = Queues(database_url(hooked, "notices"))
+        assert first is not None
+        turn = queues.turn("archive")
+        assert turn is not None
+        assert queues.take("archive", "killed", turn)
+        await fault(other, "i5")
+        await receiver.until(lambda: len(receiver.requests) == 6)
+        queues.close()
+    assert [incident for _, incident in receiver.taken()] == [f"i{number}" for number in range(6)]
+
+
+def one_place(notices_url: str) -> Callable[[Settings, str], str]:
+    """Return ``database_url`` of apis that share what receivers were sent, as those on PostgreSQL do."""
+
+    def url(settings: Settings, name: str) -> str:
+        return notices_url if name == "notices" else database_url(settings, name)
+
+    return url
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "10.1.2.3", "[::1]", "[::ffff:192.168.0.1]", "169.254.169.254"])
+async def test_a_private_address_is_refused_unless_it_is_allowed(host: str, tmp_path: Path) -> None:
+    with pytest.raises(NotDelivered, match="private address"):
+        await public_address(host.strip("[]"), 443)
+
+
 @pytest.mark.parametrize("text", ["", "secret", "whsec_", "whsec_####", "whsec_" + base64.b64encode(b"short").decode()])
 def test_a_secret_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(text)
-    with pytest.raises(InvalidInput, match=r"webhook_secret_file.*must have whsec_"):
-        read_secret(tmp_path / "secret")
-    with pytest.raises(InvalidInput, match=r"webhook_secret_file.*cannot be read"):
-        read_secret(tmp_path / "none")
+    (tmp_path / "notices.yaml").write_text(yaml.safe_dump({"archive": generic(tmp_path, 1)}))
+    with pytest.raises(InvalidInput, match=r"archive\.secret_file: must have whsec_"):
+        read_receivers(tmp_path / "notices.yaml")
 
 
-async def test_a_webhook_without_a_secret_is_refused_at_the_start(hooked: Settings, bus: Bus, journal: Journal) -> None:
-    with pytest.raises(InvalidInput, match="webhook_secret_file"):
-        async with serving(hooked.model_copy(update={"webhook_secret_file": None}), bus, journal):
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ({"shape": "fax"}, r"chat\.shape"),
+        ({"shape": "slack"}, "the shape slack needs url_file"),
+        ({"shape": "slack", "url_file": "plain"}, r"chat\.url_file: must have an address https://"),
+        ({"shape": "slack", "url_file": "none"}, r"chat\.url_file: cannot be read"),
+        ({"shape": "slack", "url_file": "good", "key_file": "good"}, "the shape slack takes no key_file"),
+        ({"shape": "pagerduty", "key_file": "empty"}, r"chat\.key_file: has no routing key"),
+        ({"shape": "slack", "url_file": "good", "about": ["weather"]}, r"chat\.about"),
+        ({"shape": "slack", "url_file": "good", "colour": "red"}, r"chat\.colour"),
+    ],
+)
+def test_receivers_that_are_refused(entry: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("http://hooks.example/T0KEN")
+    (tmp_path / "good").write_text("https://hooks.example/T0KEN")
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "notices.yaml").write_text(yaml.safe_dump({"chat": entry}))
+    with pytest.raises(InvalidInput, match=problem) as refused:
+        read_receivers(tmp_path / "notices.yaml")
+    assert "T0KEN" not in str(refused.value)
+
+
+async def test_receivers_that_are_wrong_are_refused_at_the_start(hooked: Settings, bus: Bus, journal: Journal) -> None:
+    with pytest.raises(InvalidInput, match="notices_file"):
+        async with serving(hooked.model_copy(update={"notices_file": Path("/none")}), bus, journal):
             pass
