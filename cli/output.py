@@ -55,6 +55,13 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def print_markdown(page: str) -> None:
+    """Lay a page of Markdown out for the terminal."""
+    from rich.markdown import Markdown
+
+    console().print(Markdown(printable(page), hyperlinks=False))
+
+
 def print_json_line(value: Any) -> None:
     """Print one JSON document on one line, at once."""
     print(json.dumps(value, ensure_ascii=False), flush=True)

@@ -45,6 +45,9 @@ class Phase(StrEnum):
 
 _SHOW = "show"
 
+_NEWEST = 20
+"""How many are listed unless more are asked for: a screen."""
+
 _WIDE = ("ACKNOWLEDGED BY", "NOTES")
 """Columns of ``-o wide`` alone."""
 
@@ -65,33 +68,36 @@ def incidents(
         Phase | None, typer.Option(help="Only these; closed: nothing is left to do.", show_choices=True)
     ] = None,
     since: Since = None,
-    last: Annotated[int | None, typer.Option(min=0, help="Only the newest so many.")] = None,
+    last: Annotated[int | None, typer.Option(min=0, help="So many, in place of 20.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     server: Server = None,
     output: Output = Format.TEXT,
 ) -> None:
     """List faults and what was done about them.
 
-    The newest is the last. With INCIDENT: all about one, its cost, its evidence, and models of what other answers would
-    have cost.
+    The newest is the first. With INCIDENT: all about one, its cost, its evidence, and models of what other answers
+    would have cost.
 
     DETECT: seconds from the fault to its detection. RESUME and RESTORE: seconds from the detection to the end of the
     interrupted step, and to planned strength; a fault from which a task did not recover has none.
     """
     if context.invoked_subcommand is not None:
-        for option, value in (("--task", task), ("--state", state), ("--since", since), ("--last", last)):
+        given = {"--task": task, "--state": state, "--since": since, "--last": last, "--all": every or None}
+        for option, value in given.items():
             if value is not None:
                 raise InvalidInput(f"{option}: not with an INCIDENT")
         context.default_map = {context.invoked_subcommand: {"server": server, "output": output}}
         return
+    if every and last is not None:
+        raise InvalidInput("--all: does not go with --last")
     from cli.client import Client
 
+    most = None if every else _NEWEST if last is None else last
     with Client(server) as client:
-        wanted = {"task": task, "state": state.value if state else None, "since": moment(since)}
-        if last is None:
-            page = client.pages("/v1/incidents", wanted)
-        else:
-            page = client.pages("/v1/incidents", {**wanted, "order": "newest"}, most=last)
-            page["items"].reverse()
+        wanted = {"task": task, "state": state.value if state else None, "since": moment(since), "order": "newest"}
+        page = client.pages("/v1/incidents", wanted, most=most if most is None else most + 1)
+    older = most is not None and len(page["items"]) > most
+    page["items"] = page["items"][:most]
     if output is Format.JSON:
         print_json(page)
         return
@@ -117,9 +123,11 @@ def incidents(
         )
         for found in page["items"]
     ]
-    # The id is what other verbs ask for; the rest is on the incident's own page, too.
-    least = ("STATE FROM", "LOST STEPS", "FOUND BY", "TASKS", "RESPONSE", "RESUME S", "RESTORE S", "DETECT S", "WHERE")
+    # The id is what other verbs ask for, and whether it is healed is what people do; the rest is on its own page, too.
+    least = ("STATE FROM", "LOST STEPS", "FOUND BY", "TASKS", "RESPONSE", "DETECT S", "SEV", "WHERE", "AT (UTC)")
     print_table(columns, rows, empty="no incidents", least=least, ids=("INCIDENT",), wide=wide)
+    if older and last is None:
+        print(f"the newest {most} (--all has all)")
 
 
 @app.command("acknowledge")

@@ -11,7 +11,7 @@ import typer
 
 from cli.ids import postmortem_path
 from cli.options import FaultId, Server
-from cli.output import print_json
+from cli.output import print_json, print_markdown
 from shared.errors import InvalidInput
 
 
@@ -30,7 +30,8 @@ def postmortem(
     ] = None,
     server: Server = None,
     output: Annotated[
-        PageFormat, typer.Option("--output", "-o", help="md, html (one file that needs no other), or json")
+        PageFormat,
+        typer.Option("--output", "-o", help="md (laid out where it is a terminal), html (one file), or json"),
     ] = PageFormat.MARKDOWN,
 ) -> None:
     """Print the post-mortem of a fault: its course, the decisions and their reasons, its cost.
@@ -50,7 +51,10 @@ def postmortem(
             return
         page = client.text(path, {"format": output.value})
     if file is None:
-        sys.stdout.write(page)
+        if output is PageFormat.MARKDOWN and sys.stdout.isatty():
+            print_markdown(page)
+        else:
+            sys.stdout.write(page)
         return
     try:
         file.write_text(page, encoding="utf-8")
