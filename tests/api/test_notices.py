@@ -428,6 +428,34 @@ async def test_of_two_apis_one_sends_and_the_other_takes_over(
     assert [incident for _, incident in receiver.taken()] == [f"i{number}" for number in range(6)]
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_a_receiver_has_one_sender_at_a_time(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    url = f"sqlite:///{tmp_path / 'a%20 notices?.db'}" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    one, other = Queues(url), Queues(url)
+    assert one.turn("chat") is None
+    assert one.begin("chat", "one", Sent(position=7))
+    assert not other.begin("chat", "other", Sent(position=9))
+    seen = other.turn("chat")
+    assert seen is not None
+    assert (seen.sender, seen.sent.position) == ("one", 7)
+    assert one.beat("chat", "one", Sent(position=8))
+    assert not other.take("chat", "other", seen)  # its sender has beaten since
+    seen = other.turn("chat")
+    assert seen is not None
+    assert other.take("chat", "other", seen)
+    assert not one.beat("chat", "one", Sent(position=10))
+    one.leave("chat", "one")  # of a turn that another has: nothing
+    seen = one.turn("chat")
+    assert seen is not None
+    assert (seen.sender, seen.sent.position) == ("other", 8)
+    other.leave("chat", "other")
+    seen = one.turn("chat")
+    assert seen is not None
+    assert seen.sender == ""
+    one.close()
+    other.close()
+
+
 def one_place(notices_url: str) -> Callable[[Settings, str], str]:
     """Return ``database_url`` of apis that share what receivers were sent, as those on PostgreSQL do."""
 

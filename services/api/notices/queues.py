@@ -105,9 +105,10 @@ class Queues:
         """Take the first turn of a receiver; return whether nobody was quicker."""
         row = {"receiver": receiver, "sender": sender, "beat": 0, "sent": sent.model_dump_json()}
         try:
-            return self._run(lambda connection: connection.execute(insert(_TABLE).values(row)).rowcount == 1)
+            self._run(lambda connection: connection.execute(insert(_TABLE).values(row)))
         except IntegrityError:
             return False
+        return True
 
     def take(self, receiver: str, sender: str, before: Turn) -> bool:
         """Take a turn from whom had it; return whether the row is still as it was seen."""
