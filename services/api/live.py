@@ -81,7 +81,7 @@ class LiveState:
         heartbeat = self.heartbeats.get(worker.partition("/")[0])
         if heartbeat is None:
             return None
-        return next((status for status in heartbeat.workers if status.worker == worker), None)
+        return heartbeat.statuses.get(worker)
 
     def counters(self) -> dict[str, int]:
         """Return the agents' counters by name, summed over their newest heartbeats."""

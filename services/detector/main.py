@@ -30,6 +30,7 @@ from services.detector.nodes.leftovers import Clean
 from services.detector.nodes.probing import ProbeQuestion
 from services.detector.prober import Prober
 from services.detector.progress.standstill import StacksQuestion
+from services.detector.reading_lag import ReadingLag
 from services.detector.state.cluster import DetectorState
 from services.detector.state.stalls import StallLimits
 from services.detector.state.unlogged import SelfTestQuestion
@@ -50,7 +51,7 @@ from shared.messages.admission import (
 )
 from shared.messages.limits_in_force import LIMITS, LimitsReply, LimitsRequest
 from shared.messages.reachability import ECHO, PUBLISHED_EVERY_S, REACHABILITY, Reachability
-from shared.messages.signals import HEARTBEATS, SIGNALS, Heartbeat, Signal, received
+from shared.messages.signals import HEARTBEATS, SIGNALS, Signal, received
 from shared.model import Clock
 from shared.service.core import Append, StateFold
 from shared.service.frame import Context, run
@@ -61,6 +62,9 @@ from shared.service.state_keeper import StateKeeper
 from shared.settings.model import Settings
 
 logger = logging.getLogger(__name__)
+
+_YIELDS = 20
+"""Heartbeats that are read before signals, and what comes from the socket, have a turn: some milliseconds."""
 
 TICK_S = 0.1
 """Interval of the search for silent nodes and stalled tasks: a fifteenth of the default node time-out."""
@@ -99,7 +103,8 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
         self._prober = Prober(context.bus)
         self._agents = AgentRequests(context.bus)
         self._limits = limits(context.settings)
-        shown = StateMetrics(lambda: detector_metrics(self.state, self._limits, self.taken, self._clock()))
+        self._lag = ReadingLag()
+        shown = StateMetrics(lambda: detector_metrics(self.state, self._limits, self.taken, self._lag, self._clock()))
         context.registry.register(shown)
         self._shown, self._shown_at_s = Reachability(), -PUBLISHED_EVERY_S
         self._echo = uuid.uuid4().hex
@@ -111,7 +116,7 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
     async def begin(self) -> None:
         """Receive the messages of agents, and look for what time shows."""
         await self._bus.subscribe(ECHO, self._receive_echo, self._echo)
-        await self._bus.subscribe(HEARTBEATS, self._heartbeat)
+        self._heartbeats = await self._bus.newest(HEARTBEATS, self._clock)
         await self._bus.serve(SIGNALS, self._signal, refuse=lambda err: err.detail)
         await self._bus.serve(
             HELLO, self._hello, refuse=lambda err: Answer(verdict="refused", code=err.code, detail=err.detail)
@@ -120,15 +125,36 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
             DEPARTURES, self._departure, refuse=lambda err: DepartureAnswer(verdict="refused", detail=err.detail)
         )
         await self._bus.serve(LIMITS, self._limits_in_force, refuse=lambda _: LimitsReply(nodes=[]))
-        self.spawn(self._keep_ticking(), "ticks")
+        self.spawn(self._keep_echoing(), "echo")
+        self.spawn(self._keep_judging(), "ticks")
 
-    async def _keep_ticking(self) -> None:
+    async def _keep_echoing(self) -> None:
         while True:
-            await self.feed(Tick())
             with contextlib.suppress(Unavailable):
                 await self._bus.publish(ECHO, None, self._echo)
-                await self._publish(silence.reachability(self.state))
             await asyncio.sleep(TICK_S)
+
+    async def _keep_judging(self) -> None:
+        """Read what nodes have sent, and look for what time shows, by turns.
+
+        A tick is of the moment up to which all was read: a detector that is behind looks less often, and judges no node
+        by heartbeats that it has not read.
+        """
+        tick_at_s = PROCESS_CLOCK.seconds()
+        while True:
+            await self._heartbeats.wait(max(0.0, tick_at_s - PROCESS_CLOCK.seconds()))
+            at = self._clock()
+            for number, (heartbeat, came_at) in enumerate(self._heartbeats.take(), 1):
+                await self._take(heartbeat, f"a heartbeat of {heartbeat.node}", came_at)
+                if number % _YIELDS == 0:
+                    await asyncio.sleep(0)
+            if PROCESS_CLOCK.seconds() < tick_at_s:
+                continue
+            self._lag.note((self._clock() - at).total_seconds(), self._heartbeats.replaced, PROCESS_CLOCK.seconds())
+            await self.feed(Tick(), at)
+            with contextlib.suppress(Unavailable):
+                await self._publish(silence.reachability(self.state))
+            tick_at_s = PROCESS_CLOCK.seconds() + TICK_S
 
     # ---- inputs
 
@@ -139,14 +165,14 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
             await self.has_folded_log()
             return await self._take(received(signal, received_at), f"signal {signal.kind} of {signal.node}")
 
-    async def _take(self, item: Input, what: str) -> str | None:
+    async def _take(self, item: Input, what: str, at: datetime | None = None) -> str | None:
         """Decide on what an agent has sent; return why it was dropped, or None.
 
         What the core fails on is dropped: without a reply to its signal the agent would repeat it for ever, and its
         other signals would wait. Errors of log and bus are raised: there is no reply then, and the agent repeats it.
         """
         try:
-            await self.feed(item)
+            await self.feed(item, at)
         except Exception as err:
             if isinstance(err, UnicronError) or self.has_failed:
                 raise
@@ -157,9 +183,6 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
     async def _departure(self, departure: Departure) -> DepartureAnswer:
         await self.has_folded_log()
         return next(each for each in await self.feed(departure) if isinstance(each, DepartureAnswer))
-
-    async def _heartbeat(self, heartbeat: Heartbeat) -> None:
-        await self.feed(heartbeat, self._clock())
 
     async def _limits_in_force(self, request: LimitsRequest) -> LimitsReply:
         """Answer which limits are in force."""

@@ -9,13 +9,14 @@ from prometheus_client.metrics_core import Metric
 
 from services.detector.decisions import limits_in_force
 from services.detector.decisions.decision import DetectorLimits
+from services.detector.reading_lag import ReadingLag
 from services.detector.state.cluster import DetectorState
 from shared.messages.signals import Heartbeat, SignalBase
 from shared.service.metrics import counter, gauge
 
 
 def detector_metrics(
-    state: DetectorState, limits: DetectorLimits, taken: Mapping[type, int], now: datetime
+    state: DetectorState, limits: DetectorLimits, taken: Mapping[type, int], lag: ReadingLag, now: datetime
 ) -> Iterator[Metric]:
     """Yield the metrics of a moment.
 
@@ -23,9 +24,12 @@ def detector_metrics(
         state: the detector's.
         limits: its thresholds.
         taken: how many inputs of each type it has taken.
+        lag: of its reading of heartbeats.
         now: the time.
     """
     yield counter("unicron_heartbeats_received_total", "Heartbeats of all nodes.", taken.get(Heartbeat, 0))
+    yield gauge("unicron_heartbeats_reading_seconds", "How long the newest heartbeats took to read.", lag.seconds)
+    yield counter("unicron_heartbeats_skipped_total", "Heartbeats before which a newer one was read.", lag.skipped)
     signals = {
         (kind.model_fields["kind"].default,): float(n) for kind, n in taken.items() if issubclass(kind, SignalBase)
     }

@@ -24,7 +24,9 @@ from shared.bus.endpoints import Endpoint, Reply, Request
 from shared.bus.identities import INBOX, inbox_prefix
 from shared.bus.messages import shown
 from shared.bus.nats_client import REFUSED_AT_START_PAUSE_S, NatsClient, is_refusal, refused_pauses_s, tls_context
+from shared.bus.newest import Newest
 from shared.errors import AccessDenied, InvalidReply, NoReceiver, Unavailable, Undecodable
+from shared.model import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -231,6 +233,12 @@ class Bus:
         may be any.
         """
         await self.listen(endpoint.at(*parts), endpoint.receiver(handle, lambda _: None, self.dropped))
+
+    async def newest(self, endpoint: Endpoint[Request, None], clock: Clock) -> Newest[Request]:
+        """Return the newest message of each sender to an endpoint, from now on. ``clock``: as of ``Newest``."""
+        found = Newest(endpoint, self.dropped, clock)
+        await self.listen(endpoint.subject, found.put)
+        return found
 
     async def call(
         self, endpoint: Endpoint[Request, Reply], request: Request, *parts: str, timeout_s: float | None = None

@@ -9,6 +9,7 @@ repeated. The api reads heartbeats as well. ``shared.bus.messages`` has the rule
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -402,6 +403,11 @@ class Heartbeat(Message):
         if len(set(names)) < len(names):
             raise ValueError(f"workers: a worker of {self.node} is listed twice")
         return self
+
+    @cached_property
+    def statuses(self) -> dict[str, WorkerStatus]:
+        """The statuses by the names of their workers: the detector looks for every worker several times a tick."""
+        return {status.worker: status for status in self.workers}
 
 
 HEARTBEATS = Endpoint(

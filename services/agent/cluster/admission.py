@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from tenacity import AsyncRetrying, retry_if_result, wait_random_exponential
+
 from shared.bus.connection import Bus
 from shared.errors import (
     Conflict,
@@ -20,7 +22,11 @@ from shared.messages.admission import ALIVE, HELLO, REVOKED, Answer, Hello, Revo
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.1
-"""Pause before a hello is repeated: short beside the start of an agent, which takes seconds."""
+"""Pause before a hello is repeated the first time: short beside the start of an agent, which takes seconds."""
+
+LONGEST_RETRY_S = 2.0
+"""Longest pause: thousands of agents that start at once must leave the detector time for what it answers them. Pauses
+double from ``RETRY_S`` on, and each is drawn between nothing and that, so that agents do not ask in step."""
 
 _REFUSALS: dict[str, type[UnicronError]] = {one.code: one for one in (NameInUse, Undecodable, UnreachableAddress)}
 
@@ -35,6 +41,7 @@ class Admission:
 
     def __init__(self, bus: Bus, hello: Hello) -> None:
         self._bus, self._hello = bus, hello
+        self._said = ""
         self._revoked: asyncio.Future[UnicronError] = asyncio.get_running_loop().create_future()
 
     async def obtain(self) -> None:
@@ -49,19 +56,13 @@ class Admission:
         own = self._hello.node, self._hello.incarnation
         await self._bus.serve(ALIVE, self._alive, *own)
         await self._bus.subscribe(REVOKED, self._take_revocation, *own)
-        said = ""
-        while True:
-            answer = await self._ask()
-            match answer.verdict:
-                case "admitted":
-                    return
-                case "refused":
-                    raise _REFUSALS.get(answer.code, Conflict)(answer.detail)
-                case "wait":
-                    if answer.detail != said:
-                        logger.info("not admitted yet: %s", answer.detail)
-                    said = answer.detail
-            await asyncio.sleep(RETRY_S)
+        retrying = AsyncRetrying(
+            retry=retry_if_result(lambda answer: answer.verdict == "wait"),
+            wait=wait_random_exponential(multiplier=RETRY_S, max=LONGEST_RETRY_S),
+        )
+        answer: Answer = await retrying(self._ask)
+        if answer.verdict == "refused":
+            raise _REFUSALS.get(answer.code, Conflict)(answer.detail)
 
     async def run(self) -> None:
         """Wait until cancelled, or raise the error that the name belongs to another agent by now."""
@@ -69,11 +70,15 @@ class Admission:
 
     async def _ask(self) -> Answer:
         try:
-            return await self._bus.call(HELLO, self._hello, self._hello.node)
+            answer = await self._bus.call(HELLO, self._hello, self._hello.node)
         except InvalidReply as err:
-            return Answer(verdict="wait", detail=f"the detector: {err.detail}")
+            answer = Answer(verdict="wait", detail=f"the detector: {err.detail}")
         except Unavailable:
-            return Answer(verdict="wait", detail="the detector does not answer")
+            answer = Answer(verdict="wait", detail="the detector does not answer")
+        if answer.verdict == "wait" and answer.detail != self._said:
+            self._said = answer.detail
+            logger.info("not admitted yet: %s", answer.detail)
+        return answer
 
     async def _alive(self, _: None) -> None:
         """Answer, which shows that this agent lives."""

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
 
 from services.detector.decisions.status_events import node_joined
 from services.detector.state.cluster import Admitted, DetectorState
@@ -27,6 +29,10 @@ interval, and another one for a busy machine."""
 GIVEN_UP_FACTOR = 3.0
 """Multiple of ``node_timeout_s`` after which another machine may take the name of a silent node that nobody reaches. It
 gives witnesses time to answer twice."""
+
+
+_ADDRESSES = 65_536
+"""Addresses of which is remembered whether they are loopback: each hello looks at those of all nodes."""
 
 
 class Liveness(StrEnum):
@@ -58,15 +64,13 @@ class Patience:
     all_heard: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Peer:
-    """A node that is in the cluster, or has been admitted. ``loopback``: setting -> address, of the loopback ones."""
+class _Peer(NamedTuple):
+    """A node that is in the cluster, or has been admitted."""
 
     name: str
     incarnation: str
     network: str
     addresses: Mapping[str, str]
-    loopback: Mapping[str, str]
 
 
 def judge(
@@ -163,7 +167,7 @@ def _reach(state: DetectorState, hello: Hello, answers: Mapping[str, Liveness], 
         if peer is None:
             if not patience.all_heard:
                 return _wait("nodes of the cluster have not been heard yet")
-        elif peer.network != hello.network and (mine or peer.loopback):
+        elif peer.network != hello.network and (mine or any(map(_is_loopback, peer.addresses.values()))):
             # A peer that has ended refuses nobody: its node may not count as lost yet, or it never joined.
             match answers.get(peer.incarnation):
                 case None:
@@ -182,20 +186,21 @@ def _peers(state: DetectorState, name: str) -> Iterator[_Peer | None]:
     for other, admitted in state.admitted.items():
         if other != name:
             hello = admitted.hello
-            yield _Peer(other, hello.incarnation, hello.network, hello.addresses, _loopback(hello.addresses))
+            yield _Peer(other, hello.incarnation, hello.network, hello.addresses)
     for node in state.nodes.values():
         if node.name != name and node.present:
             beat = node.heartbeat
             if beat is None:
                 yield None
             elif beat.addresses:
-                yield _Peer(node.name, node.incarnation, beat.network, beat.addresses, _loopback(beat.addresses))
+                yield _Peer(node.name, node.incarnation, beat.network, beat.addresses)
 
 
 def _loopback(addresses: Mapping[str, str]) -> dict[str, str]:
     return {setting: ip for setting, ip in addresses.items() if _is_loopback(ip)}
 
 
+@lru_cache(_ADDRESSES)
 def _is_loopback(ip: str) -> bool:
     try:
         return ipaddress.ip_address(ip).is_loopback
@@ -211,7 +216,7 @@ def _text(name: str, mine: Mapping[str, str], peer: _Peer) -> str:
             f"node {name} would advertise the loopback address {ip}, which node {peer.name} ({others}) on another "
             f"machine cannot reach: {_advice(setting)} on {name}"
         )
-    setting, ip = next(iter(peer.loopback.items()))
+    setting, ip = next(iter(_loopback(peer.addresses).items()))
     return (
         f"node {peer.name} on another machine advertises the loopback address {ip}, which node {name} cannot reach: "
         f"{_advice(setting)} on {peer.name} and start its agent again"

@@ -37,26 +37,31 @@ def of_training(state: DetectorState, task: MonitoredTask, limits: StallLimits, 
     own = _own(state, task)
     stall, certain = _stopped(state, task, own, limits, now), True
     if stall is None:
-        stall = of_heard(state, task, limits)
+        stall = _of_heard(state, task, own, limits)
         if stall is None and not task.durations_s:
-            stall, certain = of_heard(state, task, limits, cold=False), False
+            stall, certain = _of_heard(state, task, own, limits, cold=False), False
         waits = stall is None or stall.kind is not ErrorKind.HANG or not _data_parallel_only(task.layout)
         if waits and any(_is_unreachable(state, member) for member in task.members.values()):
             return None
     return _judged(task, stall, own, now, certain=certain) if stall is not None else None
 
 
-def of_heard(state: DetectorState, task: MonitoredTask, limits: StallLimits, *, cold: bool = True) -> Stall | None:
-    """Return the stall of a task's members, without those on unreachable nodes; None if the others make progress.
+def of_heard(state: DetectorState, task: MonitoredTask, limits: StallLimits) -> Stall | None:
+    """Return the stall of a task's members, without those on unreachable nodes; None if the others make progress."""
+    return _of_heard(state, task, _own(state, task), limits)
 
-    Args:
-        state: the detector's.
-        task: that trains.
-        limits: thresholds.
-        cold: whether fresh starts have a limit of their own.
-    """
-    members = [w for w, member in task.members.items() if not _is_unreachable(state, member)]
-    own = {w: s for w, s in _own(state, task).items() if w in members}
+
+def _of_heard(
+    state: DetectorState,
+    task: MonitoredTask,
+    own: Mapping[str, WorkerStatus],
+    limits: StallLimits,
+    *,
+    cold: bool = True,
+) -> Stall | None:
+    """Return the same. ``own``: of ``_own``; ``cold``: whether fresh starts have a limit of their own."""
+    members = {w for w, member in task.members.items() if not _is_unreachable(state, member)}
+    own = {w: s for w, s in own.items() if w in members}
     return _of_step(state, task, own, limits, cold=cold) if members and len(own) == len(members) else None
 
 

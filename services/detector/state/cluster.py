@@ -143,7 +143,7 @@ class DetectorState:
         node = self.nodes.get(worker.rpartition("/")[0])
         if node is None or node.heartbeat is None:
             return None
-        return next((w for w in node.heartbeat.workers if w.worker == worker), None)
+        return node.heartbeat.statuses.get(worker)
 
     def lost_ranks(self, node: MonitoredNode) -> dict[str, LostRanks]:
         """Return the part of each task on a node, for the tasks that have one."""
