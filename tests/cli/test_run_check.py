@@ -112,7 +112,7 @@ def test_what_the_planner_needs_is_read() -> None:
     ("argument", "effect"),
     [
         ("--fp16", "restart"),
-        ("--grad-reduce-in-bf16", "restart"),
+        ("--grad-reduce-in-bf16", "unchanged"),
         ("--use-precision-aware-optimizer", "restart"),
         ("--dataloader-type external", "restart"),
         ("--dataloader-type cyclic", "unchanged"),

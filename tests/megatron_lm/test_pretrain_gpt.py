@@ -46,15 +46,23 @@ ARGUMENTS = (
 
 CYCLIC = "--dataloader-type cyclic"
 
+BF16_GRADIENTS = "--bf16 --grad-reduce-in-bf16"
+
+DIVIDED = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
+
 LAYOUTS = {
     "DP1": (1, ""),
     "DP2": (2, ""),
-    "DP2, distributed optimizer with both overlaps": (
-        2,
-        "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
-    ),
+    "DP2, distributed optimizer with both overlaps": (2, DIVIDED),
     "DP2, cyclic": (2, CYCLIC),
     "DP2, bf16": (2, "--bf16"),
+    "DP2, gradients in bf16": (2, BF16_GRADIENTS),
+    "DP2, gradients in bf16, distributed optimizer with both overlaps": (2, f"{BF16_GRADIENTS} {DIVIDED}"),
+    "TP2 and SP, gradients in bf16": (2, f"{BF16_GRADIENTS} --tensor-model-parallel-size 2 --sequence-parallel"),
+    "PP2, gradients in bf16, per-token loss": (
+        2,
+        f"{BF16_GRADIENTS} --pipeline-model-parallel-size 2 --calculate-per-token-loss",
+    ),
     "DP2, per-token loss": (2, "--calculate-per-token-loss"),
     "PP2, per-token loss": (2, "--calculate-per-token-loss --pipeline-model-parallel-size 2"),
     "PP2": (2, "--pipeline-model-parallel-size 2"),
@@ -142,6 +150,7 @@ async def train(
     *,
     steps: int = STEPS,
     replaced: bool = False,
+    deterministic: bool = True,
 ) -> int:
     """Train on two workers, of which the second is lost at a place, and replaced by a new process or not.
 
@@ -149,7 +158,7 @@ async def train(
         The generation that does the rest.
     """
     script = write_script(folder, f"{extra} --train-iters {steps}")
-    spec = spec_file(exact=False, deterministic_sums=True, steps=steps, script=str(script))
+    spec = spec_file(exact=False, deterministic_sums=deterministic, steps=steps, script=str(script))
     workers = ["w0", "w1"]
     where = {"PYTHONPATH": os.pathsep.join(filter(None, (CHECKOUT, os.environ.get("PYTHONPATH"))))}
     for worker in workers:
@@ -187,6 +196,32 @@ async def test_a_process_that_is_lost_costs_no_step(place: str, tmp_path: Path, 
     saved = tmp_path / "faulty" / "checkpoints"
     assert (saved / "latest_checkpointed_iteration.txt").read_text() == "4"
     assert (saved / "iter_0000004" / ".metadata").stat().st_size > 0
+
+
+@pytest.mark.parametrize("place", ["forward:9", "reduce:1", "update:2"])
+async def test_with_gradients_in_bf16_a_lost_process_costs_no_step(
+    place: str, tmp_path: Path, spec_file: SpecFile
+) -> None:
+    """With ``deterministic_sums`` the parameters are those of a failure-free run."""
+    async with agent(tmp_path / "quiet-agent") as a:
+        await train(a, spec_file, tmp_path / "quiet", extra=BF16_GRADIENTS)
+    async with agent(tmp_path / "agent") as a:
+        generation = await train(a, spec_file, tmp_path / "faulty", place, BF16_GRADIENTS)
+        (resumed,) = a.of(Resumed, generation=generation)
+    assert resumed.steps_recomputed == 0
+    assert differing(parameters(tmp_path / "quiet"), parameters(tmp_path / "faulty")) == []
+
+
+async def test_with_gradients_in_bf16_a_fault_changes_no_more_than_another_layout_of_stock(
+    tmp_path: Path, spec_file: SpecFile
+) -> None:
+    """Sums are rounded to bfloat16 in the order of their addends, which is another one on fewer replicas."""
+    one, two = (run("stock", tmp_path / f"stock-{ranks}", ranks, BF16_GRADIENTS) for ranks in (1, 2))
+    async with agent(tmp_path / "agent") as a:
+        await train(a, spec_file, tmp_path / "faulty", "forward:9", BF16_GRADIENTS, deterministic=False)
+    layouts, fault = farthest(one, two), farthest(two, parameters(tmp_path / "faulty"))
+    print(f"two layouts of stock: {layouts:.3e}; through a fault: {fault:.3e}")
+    assert 0.0 < fault <= 2.0 * layouts
 
 
 async def test_a_new_process_takes_the_place_of_a_lost_one(tmp_path: Path, spec_file: SpecFile) -> None:

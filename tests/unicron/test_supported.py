@@ -74,15 +74,11 @@ def test_settings_of_megatron_that_would_train_wrongly(
         supported.check(in_megatrons_wrapper(config, ddp), optimizer, tensor, 1)
 
 
-def test_gradients_that_are_added_up_in_bfloat16_or_averaged() -> None:
+def test_gradients_that_are_added_up_in_bfloat16_but_not_averaged() -> None:
     model = in_megatrons_wrapper({"bf16": True, "sequence_parallel": True, "qk_layernorm": True}, {})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model.weight.main_grad = torch.zeros(2)
-    supported.check(model, optimizer, 2, 1)
     model.weight.main_grad = torch.zeros(2, dtype=torch.bfloat16)
-    with pytest.raises(UnsupportedModel, match=r"grad_reduce_in_fp32: must be True, where weight is torch\.float32"):
-        supported.check(model, optimizer, 2, 1)
-    del model.weight.main_grad
+    supported.check(model, optimizer, 2, 1)
     model.weight.average_gradients_across_tp_domain = True
     with pytest.raises(UnsupportedModel, match="averages the gradients of weight"):
         supported.check(model, optimizer, 2, 1)
@@ -118,6 +114,21 @@ def test_overlapped_reduction_is_for_default_sums(distributed: bool) -> None:
     buffers = GradientBuffers(model, optimizer)
     with pytest.raises(UnsupportedModel, match="overlap_grad_reduce: must be False with exact or deterministic_sums"):
         buffers.overlapped(SeparateAccumulator(buffers.tensors, dtype=torch.float64))
+
+
+def test_gradients_are_sent_in_the_type_of_megatrons_buffers_and_those_of_a_plain_module_in_float32() -> None:
+    from unicron.gradients.buffers import GradientBuffers
+    from unicron.gradients.precision import Precision
+
+    def sent(model: Any) -> torch.dtype:
+        buffers = GradientBuffers(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        return buffers.accumulator(1, precision=Precision.FLOAT32).load(0).dtype
+
+    model: Any = torch.nn.Linear(2, 1, dtype=torch.bfloat16)
+    for parameter in model.parameters():
+        parameter.main_grad = torch.zeros_like(parameter)
+    assert sent(model) is torch.bfloat16
+    assert sent(torch.nn.Linear(2, 1, dtype=torch.bfloat16)) is torch.float32
 
 
 def test_a_batch_size_that_grows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

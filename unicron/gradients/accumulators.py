@@ -12,6 +12,7 @@ sum as it was, and the buckets reduced before keep their totals.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from abc import ABC, abstractmethod
@@ -129,11 +130,15 @@ class InPlaceAccumulator(Accumulator):
 
     in_place = True
 
-    def __init__(self, tensors: Sequence[torch.Tensor], exchanges: Sequence[Exchange] = ()) -> None:
-        """Reduce in the buffers' type, at least in float32."""
-        self._dtype = torch.float32
-        for tensor in tensors:
-            self._dtype = torch.promote_types(self._dtype, tensor.dtype)
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        exchanges: Sequence[Exchange] = (),
+        *,
+        least: torch.dtype = torch.float32,
+    ) -> None:
+        """Reduce in the type that has the numbers of all buffers, and of ``least``."""
+        self._dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors), least)
         self.bytes_per_element = self._dtype.itemsize
         super().__init__(tensors, exchanges)
         self._set_aside: list[torch.Tensor] = []

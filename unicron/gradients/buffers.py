@@ -57,7 +57,10 @@ class GradientBuffers:
         """
         exchanges = self.exchanges()
         if precision is Precision.FLOAT32:
-            return InPlaceAccumulator(self.tensors, exchanges)
+            # Megatron's buffers have the type in which its user wants gradients to be sent, and Megatron sends them so.
+            of_megatron = len(self._of_megatron) == len(self._trained)
+            least = self.tensors[0].dtype if of_megatron else torch.float32
+            return InPlaceAccumulator(self.tensors, exchanges, least=least)
         if precision is Precision.FLOAT64:
             return SeparateAccumulator(self.tensors, dtype=torch.float64, exchanges=exchanges, chunks=self._chunks)
         # The gradients of the two uses of a tied weight are added up in the same way on one pipeline stage and on two.

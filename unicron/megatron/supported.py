@@ -244,11 +244,6 @@ def _refused(model: Any) -> Iterator[str]:
     for setting in _MODEL_SETTINGS:
         yield setting.problem("TransformerConfig", model.config)
     for name, parameter in model.named_parameters():
-        if hasattr(parameter, "main_grad") and parameter.main_grad.itemsize < torch.float32.itemsize:
-            yield (
-                f"DistributedDataParallelConfig.grad_reduce_in_fp32: must be True, where {name} is {parameter.dtype}; "
-                "a sum of bfloat16 gradients loses most of each addend's bits"
-            )
         if getattr(parameter, "average_gradients_across_tp_domain", False):
             yield f"model: nothing here averages the gradients of {name} over tensor-parallel ranks, as it asks for"
     if _batch_grows():

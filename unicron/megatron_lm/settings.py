@@ -50,7 +50,6 @@ REFUSED = (
     Refused("lazy_mpu_init", (None, False), "the library makes the groups"),
     Refused("vision_pretraining", (False,), "its momentum teacher is no part of the state"),
     Refused("iterations_to_skip", (None, [], ()), "every step is trained"),
-    Refused("grad_reduce_in_bf16", (False,), "a sum of bfloat16 gradients loses most of each addend's bits"),
     Refused("optimizer", ("adam", "sgd"), "no test moves the state of this optimizer", "use adam"),
     Refused("use_precision_aware_optimizer", (False,), "no test moves what such an optimizer keeps itself"),
     Refused("optimizer_cpu_offload", (False,), "no test moves a state that is in two memories"),
