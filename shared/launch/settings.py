@@ -40,6 +40,7 @@ _GRAPH = "a captured graph goes on using the buffers and process groups of the g
 _LATE = "gradients of weights then come after the backward pass, when the micro-batch is already committed"
 _PARTS = "each rank has a part of the parameters that has no name of its own, so that no other rank can give it back"
 _SCALES = "the scaling factors are no part of the state that survivors hand on"
+_FACTOR = "its numbers have a factor that is no part of the state that survivors hand on"
 _EXPERTS = "the experts of one layer have the same name, by which the state moves"
 _ENDS = "a task ends behind its last step"
 _BEGINS = "a task begins from the model that is built"
@@ -61,9 +62,11 @@ SETTINGS = (
             "no --mtp-num-layers", ("mtp_num_layers",)),
     Setting("rampup_batch_size", (None,), Effect.RESTART, "every step has the micro-batches that the task began with",
             "--global-batch-size alone"),
-    Setting("use_precision_aware_optimizer", (False,), Effect.RESTART,
-            "no test moves main parameters that the optimizer keeps itself",
-            "no --use-precision-aware-optimizer: Adam's state in float32", ("use_precision_aware_optimizer",)),
+    Setting("main_params_dtype", ("fp32",), Effect.RESTART, _FACTOR, "--main-params-dtype fp32",
+            ("main_params_dtype",)),
+    Setting("exp_avg_dtype", ("fp32", "bf16"), Effect.RESTART, _FACTOR, "--exp-avg-dtype bf16", ("exp_avg_dtype",)),
+    Setting("exp_avg_sq_dtype", ("fp32", "bf16"), Effect.RESTART, _FACTOR, "--exp-avg-sq-dtype bf16",
+            ("exp_avg_sq_dtype",)),
     Setting("optimizer_cpu_offload", (False,), Effect.RESTART, "no test moves a state that is in two memories",
             "--use-distributed-optimizer without --optimizer-cpu-offload", ("optimizer_cpu_offload",)),
     Setting("optimizer", ("adam", "sgd"), Effect.RESTART, "no test moves the state of this optimizer",

@@ -113,7 +113,9 @@ def test_what_the_planner_needs_is_read() -> None:
     [
         ("--fp16", "restart"),
         ("--grad-reduce-in-bf16", "unchanged"),
-        ("--use-precision-aware-optimizer", "restart"),
+        ("--use-precision-aware-optimizer", "unchanged"),
+        ("--exp-avg-dtype fp8", "restart"),
+        ("--exp-avg-sq-dtype bf16", "unchanged"),
         ("--dataloader-type external", "restart"),
         ("--dataloader-type cyclic", "unchanged"),
         ("--context-parallel-size 1", "unchanged"),

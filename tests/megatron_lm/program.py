@@ -86,6 +86,10 @@ def main(mode: str, script: str, folder: Path, arguments: list[str]) -> None:
     import torch
     from megatron.core import parallel_state
 
+    if "--use-precision-aware-optimizer" in arguments:
+        from tests.unicron import fused_adam
+
+        fused_adam.enable()
     built: dict[str, Any] = {}
     setup = training.setup_model_and_optimizer
 

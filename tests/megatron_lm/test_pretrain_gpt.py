@@ -48,6 +48,11 @@ CYCLIC = "--dataloader-type cyclic"
 
 BF16_GRADIENTS = "--bf16 --grad-reduce-in-bf16"
 
+PRECISION_AWARE = (
+    "--bf16 --use-distributed-optimizer --use-precision-aware-optimizer --main-grads-dtype bf16 --exp-avg-dtype bf16 "
+    "--exp-avg-sq-dtype bf16"
+)
+
 DIVIDED = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
 
 LAYOUTS = {
@@ -63,6 +68,7 @@ LAYOUTS = {
         2,
         f"{BF16_GRADIENTS} --pipeline-model-parallel-size 2 --calculate-per-token-loss",
     ),
+    "DP2, precision-aware optimizer": (2, PRECISION_AWARE),
     "DP2, per-token loss": (2, "--calculate-per-token-loss"),
     "PP2, per-token loss": (2, "--calculate-per-token-loss --pipeline-model-parallel-size 2"),
     "PP2": (2, "--pipeline-model-parallel-size 2"),

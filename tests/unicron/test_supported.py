@@ -87,8 +87,16 @@ def test_gradients_that_are_added_up_in_bfloat16_but_not_averaged() -> None:
         supported.check(model, optimizer, 1, 2)
 
 
-@pytest.mark.parametrize("name", ["use_precision_aware_optimizer", "optimizer_cpu_offload"])
-def test_settings_of_an_optimizer_that_keeps_its_state_elsewhere(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("optimizer_cpu_offload", True),
+        ("main_params_dtype", torch.float16),
+        ("exp_avg_dtype", torch.uint8),
+        ("exp_avg_sq_dtype", torch.float16),
+    ],
+)
+def test_settings_of_an_optimizer_that_keeps_its_state_elsewhere(name: str, value: Any) -> None:
     from megatron.core.optimizer import OptimizerConfig
 
     model = in_megatrons_wrapper({}, {})
@@ -96,8 +104,21 @@ def test_settings_of_an_optimizer_that_keeps_its_state_elsewhere(name: str) -> N
     optimizer.config = OptimizerConfig()
     supported.check(model, optimizer, 1, 1)
     assert hasattr(optimizer.config, name)
-    setattr(optimizer.config, name, True)
-    with pytest.raises(UnsupportedModel, match=f"{name}: must be False"):
+    setattr(optimizer.config, name, value)
+    with pytest.raises(UnsupportedModel, match=f"{name}: must be"):
+        supported.check(model, optimizer, 1, 1)
+
+
+def test_an_optimizer_that_keeps_a_state_by_the_type_of_a_parameter_has_parameters_of_one_type() -> None:
+    from megatron.core.optimizer import OptimizerConfig
+
+    model = in_megatrons_wrapper({}, {})
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.config = OptimizerConfig()
+    optimizer.config.use_precision_aware_optimizer = True
+    supported.check(model, optimizer, 1, 1)
+    model.weight.data = model.weight.data.bfloat16()
+    with pytest.raises(UnsupportedModel, match="use_precision_aware_optimizer: must be False, where"):
         supported.check(model, optimizer, 1, 1)
 
 

@@ -68,6 +68,21 @@ def count_steps(optimizer: Any, steps: int) -> None:
                 group["step"] = steps
 
 
+def renew_scales(optimizer: torch.optim.Optimizer) -> None:
+    """Make what Transformer Engine's Adam has beside a state that is not float32: a factor.
+
+    It reads the factor of a state in bfloat16, too, though it applies none there. Where it keeps a factor that counts,
+    in float16 and fp8, the optimizer is refused (``unicron.megatron.supported``).
+    """
+    scales: dict[torch.Tensor, dict[str, torch.Tensor]] | None = getattr(optimizer, "_scales", None)
+    if scales is not None:
+        scales.clear()
+        for main, state in optimizer.state.items():
+            scales[main] = {
+                kind: torch.ones(1, device=main.device) for kind, one in state.items() if one.dtype != torch.float32
+            }
+
+
 def reset_counts(optimizer: Any) -> None:
     """Forget the counts of steps, and renew the float32 copies of half-precision parameters from the parameters."""
     for one in torch_optimizers(optimizer):

@@ -14,7 +14,7 @@ import torch
 
 from unicron import device
 from unicron.errors import UnsupportedModel
-from unicron.megatron.model import is_megatron, model_chunks
+from unicron.megatron.model import is_megatron, model_chunks, parameters
 from unicron.megatron.optimizer import torch_optimizers
 
 
@@ -37,9 +37,19 @@ def check(model: Any, optimizer: Any, tensor: int, pipeline: int, chunks: int = 
         if chunks > 1:
             _check_interleaved(chunk.config, chunks)
     _check_optimizer(optimizer)
+    config = getattr(optimizer, "config", None)
     for setting in _OPTIMIZER_SETTINGS:
-        if problem := setting.problem("OptimizerConfig", getattr(optimizer, "config", None)):
+        if problem := setting.problem("OptimizerConfig", config):
             raise UnsupportedModel(problem)
+    if getattr(config, "use_precision_aware_optimizer", False) and len(set(_trained_types(model))) > 1:
+        raise UnsupportedModel(
+            "OptimizerConfig.use_precision_aware_optimizer: must be False, where trained parameters are of several "
+            "types; what it keeps of a parameter depends on the type"
+        )
+
+
+def _trained_types(model: Any) -> Iterator[torch.dtype]:
+    return (parameter.dtype for parameter in parameters(model) if parameter.requires_grad)
 
 
 def _check_optimizer(optimizer: Any) -> None:
@@ -154,6 +164,10 @@ def _check_distribution(model: torch.nn.Module) -> None:
             )
 
 
+_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.uint8: "fp8"}
+"""Types of numbers as Megatron-LM's arguments name them."""
+
+
 class _Setting(NamedTuple):
     """A setting of Megatron, and the values with which a task trains to the right result."""
 
@@ -165,6 +179,7 @@ class _Setting(NamedTuple):
     def problem(self, owner: str, settings: Any) -> str:
         """Return what is wrong with the setting of an object; empty: nothing, or the object does not have it."""
         value = getattr(settings, self.name, self.allowed[0])
+        value = _TYPES.get(value, value) if isinstance(value, torch.dtype) else value
         if value in self.allowed:
             return ""
         return f"{owner}.{self.name}: must be {self.allowed[0]}, not {value!r}; {self.reason}"
@@ -210,10 +225,12 @@ _MODEL_SETTINGS = (
 )
 """Settings of ``TransformerConfig``."""
 
+_FACTOR = "its numbers have a factor that is no part of the state"
+
 _OPTIMIZER_SETTINGS = (
-    _Setting(
-        "use_precision_aware_optimizer", (False,), "no test moves main parameters that the optimizer keeps itself"
-    ),
+    _Setting("main_params_dtype", ("fp32",), _FACTOR),
+    _Setting("exp_avg_dtype", ("fp32", "bf16"), _FACTOR),
+    _Setting("exp_avg_sq_dtype", ("fp32", "bf16"), _FACTOR),
     _Setting("optimizer_cpu_offload", (False,), "no test moves a state that is in two memories"),
 )
 """Settings of ``OptimizerConfig``."""

@@ -21,6 +21,8 @@ class Refused(NamedTuple):
     instead: str = _NEXT_TO_HEALING
 
 
+_FACTOR = "its numbers have a factor that is no part of the state"
+
 REFUSED = (
     Refused("rampup_batch_size", (None,), "every step has the same micro-batches", "leave --rampup-batch-size out"),
     Refused(
@@ -51,7 +53,9 @@ REFUSED = (
     Refused("vision_pretraining", (False,), "its momentum teacher is no part of the state"),
     Refused("iterations_to_skip", (None, [], ()), "every step is trained"),
     Refused("optimizer", ("adam", "sgd"), "no test moves the state of this optimizer", "use adam"),
-    Refused("use_precision_aware_optimizer", (False,), "no test moves what such an optimizer keeps itself"),
+    Refused("main_params_dtype", ("fp32",), _FACTOR, "use fp32"),
+    Refused("exp_avg_dtype", ("fp32", "bf16"), _FACTOR, "use bf16"),
+    Refused("exp_avg_sq_dtype", ("fp32", "bf16"), _FACTOR, "use bf16"),
     Refused("optimizer_cpu_offload", (False,), "no test moves a state that is in two memories"),
     Refused("num_distributed_optimizer_instances", (1,), "the optimizer's parts are named by data-parallel rank"),
     Refused("distribute_saved_activations", (False,), "no test recomputes from activations that are divided"),

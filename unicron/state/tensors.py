@@ -164,6 +164,7 @@ class StateTensors:
             for group in one.param_groups:
                 for main in group["params"]:
                     one.state[main] = state.get(main, {})
+            optimizers.renew_scales(one)
 
     def reset(self) -> None:
         """Make the optimizer's state what it is before the first update of the parameters that the model has."""
