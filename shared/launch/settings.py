@@ -48,8 +48,6 @@ _LEFT_OUT = "leave it out"
 _OFF = "nothing: it only concerns speed, and a task that is healed inside the step runs without it"
 
 SETTINGS = (
-    Setting("fp16", (False,), Effect.RESTART, "the dynamic loss scale is no part of the state that survivors hand on",
-            "--bf16, which needs no loss scale", ("fp16",)),
     Setting("fp8", (None,), Effect.RESTART, _SCALES, "--bf16 without --fp8-format", ("fp8",)),
     Setting("fp4", (None,), Effect.RESTART, _SCALES, "--bf16 without --fp4-format", ("fp4",)),
     Setting("context_parallel_size", (1,), Effect.RESTART, "gradients are summed over data-parallel ranks only",

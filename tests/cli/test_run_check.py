@@ -111,7 +111,7 @@ def test_what_the_planner_needs_is_read() -> None:
 @pytest.mark.parametrize(
     ("argument", "effect"),
     [
-        ("--fp16", "restart"),
+        ("--fp16", "unchanged"),
         ("--grad-reduce-in-bf16", "unchanged"),
         ("--use-precision-aware-optimizer", "unchanged"),
         ("--exp-avg-dtype fp8", "restart"),

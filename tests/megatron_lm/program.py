@@ -54,7 +54,7 @@ def fault(folder: Path) -> None:
     places: dict[str, tuple[Any, str]] = {
         "forward": (GPTModel, "forward"),
         "reduce": (Step, "_report_buckets"),
-        "update": (optimizers.MegatronOptimizer, "get_loss_scale"),
+        "unscale": (optimizers.MixedPrecisionOptimizer, "_unscale_main_grads_and_check_for_nan"),
         "evaluate": (GPTModel, "forward"),
         "save": (dist_checkpointing, "save"),
     }

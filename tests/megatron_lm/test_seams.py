@@ -97,7 +97,7 @@ def arguments(**fields: Any) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("num_experts", 8), ("context_parallel_size", 2), ("data_sharding", False), ("dataloader_type", "external"),
-     ("rampup_batch_size", ["2", "2", "8"]), ("fp8", "hybrid"), ("fp16", True), ("exp_avg_dtype", "fp8"), ("use_torch_fsdp2", True),
+     ("rampup_batch_size", ["2", "2", "8"]), ("fp8", "hybrid"), ("exp_avg_dtype", "fp8"), ("use_torch_fsdp2", True),
      ("global_batch_size", None), ("exit_interval", 5), ("data_parallel_random_init", True)],
 )  # fmt: skip
 def test_what_cannot_be_healed_is_refused_by_its_name(name: str, value: Any) -> None:

@@ -158,7 +158,7 @@ ON_GLOO = VIRTUAL | {"overlap_p2p_comm": True, "batch_p2p_comm": False}
         (2, {}, "virtual_pipeline_model_parallel_size: must be 2"),
         (2, VIRTUAL, r"overlap_p2p_comm: must be True \(and batch_p2p_comm False\)"),
         (2, ON_GLOO | {"overlap_p2p_comm_warmup_flush": True}, "overlap_p2p_comm_warmup_flush: must be False"),
-        (2, ON_GLOO | {"fp16": True}, "fp16: must be False"),
+        (2, ON_GLOO | {"fp8": "hybrid"}, "fp8: must be None"),
     ],
 )
 def test_chunks_that_would_train_wrongly(chunks: int, config: dict[str, Any], problem: str) -> None:

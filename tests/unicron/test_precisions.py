@@ -1,4 +1,4 @@
-"""Megatron's precision-aware optimizer: what it keeps moves, is copied and is checkpointed as any state.
+"""Megatron's precision-aware optimizer and fp16: what they keep moves, is copied and is checkpointed as any state.
 
 Transformer Engine's Adam, which it needs, runs on devices alone; a stand-in that keeps the same takes its place
 (``tests.unicron.fused_adam``).
@@ -6,6 +6,7 @@ Transformer Engine's Adam, which it needs, runs on devices alone; a stand-in tha
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -50,9 +51,25 @@ PRECISION_AWARE = [
         "    torch.manual_seed(0)\n",
     ),
 ]
-CASES = {"precision-aware": PRECISION_AWARE}
+FP16 = [
+    ("pipeline_dtype=torch.float32", "pipeline_dtype=torch.float16, fp16=True, params_dtype=torch.float16"),
+    (
+        "weight_decay=0.01, clip_grad=1.0",
+        "weight_decay=0.01, clip_grad=0.0, fp16=True, params_dtype=torch.float16, use_distributed_optimizer=True,"
+        " initial_loss_scale=2.0**20, hysteresis=1, loss_scale_window=1",
+    ),
+    (
+        "        run.optimizer.step()\n",
+        "        updated, *_ = run.optimizer.step()\n"
+        "    print('update', step.number, updated, run.optimizer.get_loss_scale().item(), flush=True)\n",
+    ),
+]
+"""The scale grows with each update, and with the next one it is too large."""
+
+CASES = {"precision-aware": PRECISION_AWARE, "fp16": FP16}
 KINDS = {
     "precision-aware": {("exp_avg", "bfloat16"), ("exp_avg_sq", "bfloat16"), ("master_param", "int16")},
+    "fp16": {("exp_avg", "float32"), ("exp_avg_sq", "float32"), ("main_param", "float32"), ("step", "float32")},
 }
 """Of the optimizer's state, and their types of numbers. Of a parameter in bfloat16 ``master_param`` is the rest."""
 
@@ -90,6 +107,9 @@ async def test_a_lost_part_comes_from_a_copy_and_a_newcomer_takes_its_share(
         await nodes.fork_one("w2", "n2")
         await a.resumed(await a.configure({"w0": "live", "w2": "take"}))
         await end(a, spec, 2)
+        if case == "fp16":
+            updated = re.findall(r"update \d+ (True|False)", a.output("w0"))
+            assert set(updated) == {"True", "False"}
 
 
 @pytest.mark.parametrize("case", CASES)

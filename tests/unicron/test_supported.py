@@ -21,7 +21,6 @@ pytestmark = [
 
 REFUSED_SETTINGS = [
     ({"finalize_model_grads_func": print}, {}, 1),
-    ({"fp16": True}, {}, 1),
     ({"fp8": "hybrid"}, {}, 1),
     ({"fp4": "e2m1"}, {}, 1),
     ({"context_parallel_size": 2}, {}, 1),

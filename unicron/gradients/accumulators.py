@@ -39,6 +39,10 @@ class Accumulator(ABC):
     """Whether the buffers are the sums."""
     bytes_per_element: int
     """What a bucket takes, and a reduction sends, for each gradient."""
+    portion = 1.0
+    """What a rank's sums are multiplied by when they are reduced (``unicron.megatron.grad_scaler``)."""
+    is_checked = True
+    """Whether a sum that is not finite is an error; otherwise its update is skipped."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], exchanges: Sequence[Exchange] = ()) -> None:
         """Cut the tensors into buckets.
@@ -182,7 +186,8 @@ class InPlaceAccumulator(Accumulator):
 
     def check_finite(self, first: int, stop: int | None = None) -> None:
         """Check the sums of the buckets from ``first`` on, up to ``stop``."""
-        _check_finite([buffer for buffers in self.buffers[first:stop] for buffer in buffers])
+        if self.is_checked:
+            _check_finite([buffer for buffers in self.buffers[first:stop] for buffer in buffers])
 
     def load(self, bucket: int) -> torch.Tensor:
         """Return a copy of a bucket."""
@@ -337,7 +342,8 @@ class SeparateAccumulator(Accumulator):
 
     def check_finite(self, first: int) -> None:
         """Check the sums of the buckets from ``first`` on."""
-        _check_finite(self._sums[first:])
+        if self.is_checked:
+            _check_finite(self._sums[first:])
 
     def load(self, bucket: int) -> torch.Tensor:
         """Return a copy of a bucket."""

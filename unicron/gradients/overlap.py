@@ -47,6 +47,8 @@ class OverlappedReduction(ABC):
 
     keeps_sums: ClassVar[bool]
     """Whether the local sums stay as they are until the update. Otherwise totals take the place of sums."""
+    portion = 1.0
+    """That of ``Accumulator``."""
 
     def __init__(self, model: Any) -> None:
         """Take the reduction over from Megatron's DistributedDataParallel.

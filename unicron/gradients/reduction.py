@@ -89,10 +89,15 @@ class Reduction:
     def send(self) -> None:
         """Send a copy of the next bucket."""
         if not self.is_alone:
-            total = self._accumulator.load(self.launched)
+            total = self._portion_of(self.launched)
             work = dist.all_reduce(total, group=self._group, async_op=True)
             self._sent.append(_Sent(self.launched, total, work))
         self.launched += 1
+
+    def _portion_of(self, bucket: int) -> torch.Tensor:
+        """Return a copy of a bucket's sum as it counts in the total."""
+        copy, portion = self._accumulator.load(bucket), self._accumulator.portion
+        return copy if portion == 1.0 else copy.mul_(portion)
 
     def store(self, wait: Wait) -> None:
         """Wait for the next total, and put it in the place of the sum.
@@ -104,6 +109,10 @@ class Reduction:
             bucket, total, work = self._sent.popleft()
             wait(work)
             self._accumulator.store(bucket, total)
+            self._accumulator.reuse(total)
+        elif self._accumulator.portion != 1.0:
+            total = self._portion_of(self.stored)
+            self._accumulator.store(self.stored, total)
             self._accumulator.reuse(total)
         self.stored += 1
         self._done(self.stored)

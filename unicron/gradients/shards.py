@@ -95,8 +95,12 @@ class ShardReduction(OverlappedReduction):
         self._hooks.before(self._launched)
         if not self._is_alone():
             for bucket, shard in zip(own_ranges(group), self._shards_of(self._launched), strict=True):
-                self._sent.append(_send(bucket, shard, group_of(group)))
+                self._sent.append(_send(self._counted(bucket), shard, group_of(group)))
         self._launched += 1
+
+    def _counted(self, bucket: OwnRange) -> OwnRange:
+        """Return a bucket as it counts in the total; a copy, if that is not all of it."""
+        return bucket if self.portion == 1.0 else OwnRange(bucket.whole * self.portion, bucket.own)
 
     def _is_alone(self) -> bool:
         """Return whether the sums of this rank are the totals: it is the only replica."""
@@ -122,12 +126,16 @@ class ShardReduction(OverlappedReduction):
                 shard.copy_(parts[0])
                 for part in parts[1:]:
                     shard.add_(part)
-        if not self._is_alone():
+        if self._is_alone() and self.portion != 1.0:
+            for number, group in enumerate(self._groups):
+                for bucket, shard in zip(own_ranges(group), self._shards_of(number), strict=True):
+                    shard.copy_(bucket.own * self.portion)
+        if not self._is_alone() or self.portion != 1.0:
             self._swap()
         for exchange in self._exchanges:
             exchange.run(
                 lambda totals, group: wait(dist.all_reduce(totals, group=group, async_op=True)),
-                undoable=self._is_alone(),  # the totals lie in the place of the sums, which are nowhere else
+                undoable=not self._totals_in_place,  # the totals lie in the place of the sums, which are nowhere else
             )
 
     def restore(self) -> bool:

@@ -12,6 +12,7 @@ import torch
 
 from unicron.errors import WrongLoop
 from unicron.losses import Loss, noted, read, tokens_of
+from unicron.megatron.grad_scaler import GradScaler
 from unicron.megatron.model import config_of, is_megatron, model_chunks
 from unicron.megatron.parallel import last_stage
 
@@ -139,15 +140,17 @@ class LossScale:
     The schedules call this object as ``config.grad_scale_func``, on the loss that they have divided.
     """
 
-    def __init__(self, model: Any, micro_batches: int) -> None:
+    def __init__(self, model: Any, micro_batches: int, scaler: GradScaler | None = None) -> None:
         """Prepare to take the place of the model's own function, which is called first.
 
         Args:
             model: Megatron's DistributedDataParallel, a list of them, or any other module, of which nothing is
                 changed.
             micro_batches: M, in one step, over all replicas.
+            scaler: the optimizer's loss scale, which is applied first.
         """
         self._micro_batches = micro_batches
+        self._scaler = scaler if scaler is not None and scaler.applies else None
         self._factor = 1.0
         self._computed = self._filling = self._scaled = 0
         """Of the present call: its micro-batches, how many of them only fill the schedule, and the losses scaled."""
@@ -169,6 +172,9 @@ class LossScale:
             own = self._config.grad_scale_func
             # Two models may have the same configuration.
             self._own = own._own if isinstance(own, LossScale) else own
+        if self._scaler is not None:
+            # Megatron-LM and scripts set the same, possibly of another optimizer.
+            self._own = self._scaler.scale_loss
 
     def begin_call(self, micro_batches: int, *, filling: int = 0) -> None:
         """Scale the losses of the next call of a schedule.
@@ -192,7 +198,8 @@ class LossScale:
         Raises:
             WrongLoop: more losses come than a call that is filled up computes micro-batches.
         """
-        scaled = (loss if self._own is None else self._own(loss)) * self._factor
+        replicas = 1.0 if self._scaler is None else self._scaler.replicas
+        scaled = (loss if self._own is None else self._own(loss)) * (self._factor * replicas)
         if not loss.requires_grad:
             return scaled
         if self._begun is not None:

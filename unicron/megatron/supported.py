@@ -207,7 +207,6 @@ _DDP_SETTINGS = (
 
 _MODEL_SETTINGS = (
     _Setting("finalize_model_grads_func", (None,), "step.reduce() takes its place"),
-    _Setting("fp16", (False,), "a dynamic loss scale is no part of the state (bf16 needs none)"),
     _Setting("fp8", (None,), "the scaling factors of fp8 are no part of the state"),
     _Setting("fp4", (None,), "the scaling factors of fp4 are no part of the state"),
     _Setting("context_parallel_size", (1,), "gradients are summed over data-parallel ranks only"),

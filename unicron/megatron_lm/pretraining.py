@@ -455,21 +455,23 @@ class Pretraining:
                 raise _EnterAnew
             self._pending = None
             norm = zeros = None
+            is_updated = True
             report: dict[str, torch.Tensor] = {}
             config.finalize_model_grads_func = None
             with step:
                 if ks := step.all_micro_batches():
                     self._compute(step, ks, forward_step_func, data_iterator, forward_backward_func)
                 step.reduce()
-                _, norm, zeros = self._run.optimizer.step()
-                self._run.state["scheduler"].made.step(increment=self._plan.global_batch)
+                is_updated, norm, zeros = self._run.optimizer.step()
+                if is_updated:
+                    self._run.state["scheduler"].made.step(increment=self._plan.global_batch)
                 report = self._reports.of_step(step)
             if step.completed:
                 break
         self._repeated = step.repeated
         self._section = self._run.boundary(meets=False)
         self._section.__enter__()
-        return report, 0, False, False, 0, norm, zeros, 0
+        return report, int(not is_updated), False, False, 0, norm, zeros, 0
 
     def _leave_section(self) -> None:
         """End the section behind the last step, if there is one; leave ``train()`` if it has to come again.

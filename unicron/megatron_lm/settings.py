@@ -32,7 +32,6 @@ REFUSED = (
     Refused("num_experts", (None,), "the experts of a layer have one name, by which the state moves"),
     Refused("context_parallel_size", (1,), "gradients are summed over data-parallel ranks only"),
     Refused("expert_model_parallel_size", (1,), "gradients are summed over data-parallel ranks only"),
-    Refused("fp16", (False,), "a dynamic loss scale is no part of the state", "use --bf16"),
     Refused("fp8", (None,), "the scaling factors are no part of the state", "use --bf16"),
     Refused("fp4", (None,), "the scaling factors are no part of the state", "use --bf16"),
     Refused("use_torch_fsdp2", (False,), "its ranks each have a part that cannot be named"),

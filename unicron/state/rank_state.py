@@ -10,19 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from unicron.accounting import EMPTY_DIGEST, KeptGradients, PartialStep, chain_digest
-from unicron.errors import NonFiniteValue, WrongLoop
+from unicron.errors import NonFiniteValue, UnsupportedModel, WrongLoop
 from unicron.gradients import reduction
 from unicron.gradients.buffers import GradientBuffers
 from unicron.gradients.overlap import Hooks
 from unicron.gradients.precision import Precision
 from unicron.link.waiting import Wait
 from unicron.megatron import clipping
+from unicron.megatron.grad_scaler import GradScaler
 from unicron.megatron.model import model_chunks
 from unicron.megatron.optimizer import is_distributed, torch_optimizers
-from unicron.megatron.parallel import Place
+from unicron.megatron.parallel import Place, data_group
 from unicron.megatron.parameter_gather import ParameterGather
 from unicron.megatron.schedule import LossScale
 from unicron.state import transfer
@@ -59,7 +61,9 @@ class RankState:
         """
         self.model = model
         self.optimizer = optimizer
-        self.tensors = StateTensors(model, optimizer)
+        self.scaler = GradScaler(optimizer)
+        """The loss scale."""
+        self.tensors = StateTensors(model, optimizer, self.scaler)
         self.applied = -1
         """Updates applied to the state; -1: there is no usable state."""
         self.digest = EMPTY_DIGEST
@@ -72,7 +76,7 @@ class RankState:
         self._chunks = len(model_chunks(model))
         self._exact = precision is Precision.EXACT
         self._buffers = GradientBuffers(model, optimizer)
-        self.loss_scale = LossScale(model, micro_batches)
+        self.loss_scale = LossScale(model, micro_batches, self.scaler)
         self.accumulator = self._buffers.accumulator(micro_batches, precision=precision)
         self.finite = FiniteChecks(self.accumulator, self._buffers)
         self.overlap = self._buffers.overlapped(self.accumulator)
@@ -80,10 +84,26 @@ class RankState:
         self.gather = ParameterGather.of(model)
         """What gathers parameters beside the next forward pass; None: the optimizer's step does."""
         self._update_has_collectives = model_parallel or self.is_distributed  # norms, a divided optimizer's parameters
-        self._update = Update(optimizer)
+        self._update = Update(optimizer, self.scaler)
+        if self.scaler.applies:
+            self._prepare_scale(precision)
         if self.gather is not None:
             for one in torch_optimizers(optimizer):
                 one.register_step_post_hook(self.gather.updated)
+
+    def _prepare_scale(self, precision: Precision) -> None:
+        """Let gradients be too large for their scale.
+
+        Raises:
+            UnsupportedModel: the sums are integers, which cannot be.
+        """
+        if self._exact:
+            raise UnsupportedModel(
+                "OptimizerConfig.fp16, loss_scale: must be unset with exact, which takes no infinity"
+            )
+        self.accumulator.is_checked = False
+        if precision is Precision.FLOAT32 and self.loss_scale.applies:
+            self.scaler.spread(data_group().size())
 
     @property
     def is_distributed(self) -> bool:
@@ -100,6 +120,10 @@ class RankState:
         """Declare that parameters and optimizer are those after ``version`` updates."""
         self.applied, self.digest, self.update_ungathered = version, digest, False
         self._update.reset()
+        self.scaler.load()
+        self.accumulator.portion = 1.0 / self.scaler.replicas
+        if self.overlap is not None:
+            self.overlap.portion = self.accumulator.portion
         self.discard()
 
     def invalidate(self) -> None:
@@ -174,7 +198,11 @@ class RankState:
             garbage: whether the sums may contain what aborted collectives have left.
         """
         has_sums = self.overlap is not None and self.overlap.restore()
+        if self._update.stage is Stage.NOT_BEGUN:
+            self.scaler.restore()
         match self._update.stage:
+            case Stage.SKIPPED:
+                self.complete_step()
             case Stage.UNDER_WAY:
                 self.invalidate()  # the parameters may be half updated
             case Stage.APPLIED:
@@ -193,8 +221,13 @@ class RankState:
             return
         if partial.remaining() or partial.reduced < self.accumulator.buckets:
             self._drop_sums(partial)
-        elif not self.accumulator.is_intact():
+        elif not self.accumulator.is_intact() or self._may_be_unscaled:
             self.discard()
+
+    @property
+    def _may_be_unscaled(self) -> bool:
+        """Whether the totals may have been divided by the loss scale: Megatron does so where they lie, in float32."""
+        return self._update.is_entered and any(tensor.dtype is torch.float32 for tensor in self._buffers.tensors)
 
     def _drop_sums(self, partial: PartialStep) -> None:
         """Drop the sums that are not reduced: their micro-batches are computed again."""
@@ -352,7 +385,7 @@ class RankState:
         Raises:
             WrongLoop: it has not.
         """
-        if self._update.stage is not Stage.APPLIED:
+        if self._update.stage not in (Stage.APPLIED, Stage.SKIPPED):
             raise WrongLoop(f"step {self.step_in_progress.step} ended without run.optimizer.step()")
 
     def complete_step(self) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from unicron.errors import UnicronError
 from unicron.megatron import optimizer as optimizers
+from unicron.megatron.grad_scaler import NAME, GradScaler
 from unicron.megatron.model import LocatedShard, is_megatron, located_shards
 from unicron.megatron.optimizer import UpdatedRange, torch_optimizers
 from unicron.state.chunks import (
@@ -44,15 +45,16 @@ class LocalShard(NamedTuple):
 class StateTensors:
     """Parameters, persistent buffers and optimizer state of one rank, as views: writing to a view changes the state."""
 
-    def __init__(self, model: Any, optimizer: Any) -> None:
+    def __init__(self, model: Any, optimizer: Any, scaler: GradScaler | None = None) -> None:
         """Look at a model and its optimizer.
 
         Args:
             model: the rank's shard of the model: Megatron's DistributedDataParallel, a list of such model chunks, or a
                 plain module.
             optimizer: its optimizer.
+            scaler: the optimizer's loss scale.
         """
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizer, self._scaler = model, optimizer, scaler or GradScaler(optimizer)
 
     @functools.cached_property
     def local_shards(self) -> list[LocalShard]:
@@ -85,6 +87,11 @@ class StateTensors:
             )
             trained = isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad
             found.append(LocalShard(shard, weights, main, low - updated.start, updated.is_copy, trained))
+        if self._scaler.applies:
+            numbers = self._scaler.numbers
+            shape = tuple(numbers.shape)
+            shard = ParameterShard(NAME, shape, (0,), shape, name_of(numbers.dtype), 0, 0, is_updated=False)
+            found.append(LocalShard(shard, numbers, None, 0, is_copy=False, is_trained=False))
         return found
 
     @property
@@ -170,6 +177,7 @@ class StateTensors:
         """Make the optimizer's state what it is before the first update of the parameters that the model has."""
         self.allocate(())
         optimizers.reset_counts(self._optimizer)
+        self._scaler.reset()
 
     def count_steps(self, version: int) -> None:
         """Set the count of updates where the optimizer keeps one count for all parameters of a group."""

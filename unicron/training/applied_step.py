@@ -93,9 +93,9 @@ class AppliedStep(Step):
 class AppliedOptimizer:
     """An optimizer whose ``step`` does nothing; everything else is the optimizer's own."""
 
-    def __init__(self, optimizer: Any) -> None:
-        """Stand for an optimizer."""
-        self._optimizer = optimizer
+    def __init__(self, optimizer: Any, *, skipped: bool = False) -> None:
+        """Stand for an optimizer. ``skipped``: whether it has skipped the update, its gradients being too large."""
+        self._optimizer, self._skipped = optimizer, skipped
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the optimizer."""
@@ -107,4 +107,4 @@ class AppliedOptimizer:
         Returns:
             What an optimizer returns that has no more to say: None, or for Megatron's: success, norm, number of zeros.
         """
-        return None if isinstance(self._optimizer, torch.optim.Optimizer) else (True, None, None)
+        return None if isinstance(self._optimizer, torch.optim.Optimizer) else (not self._skipped, None, None)

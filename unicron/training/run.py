@@ -61,8 +61,10 @@ class Run:
     @property
     def optimizer(self) -> Any:
         """The optimizer built for the present layout."""
-        optimizer = self._training.rank_state.optimizer
-        return AppliedOptimizer(optimizer) if self._training.in_applied_step else optimizer
+        state = self._training.rank_state
+        if self._training.in_applied_step:
+            return AppliedOptimizer(state.optimizer, skipped=state.scaler.skipped)
+        return state.optimizer
 
     @property
     def state(self) -> Mapping[str, Any]:

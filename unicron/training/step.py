@@ -311,8 +311,13 @@ class Step:
 
         Raises:
             RuntimeError: a collective broke; the gradients are as they were.
+            WrongLoop: the optimizer has a loss scale, by which it divides them later, and clips them itself.
         """
         state = self._host.rank_state
+        if state.scaler.applies:
+            raise WrongLoop(
+                "step.clip_gradients: gradients have a loss scale; set the clip_grad of Megatron's optimizer"
+            )
         own = state.overlap.own_gradients() if state.overlap is not None else None
         return clipping.clip(state.model, limit, self._host.link.wait, own)
 
