@@ -19,7 +19,7 @@ class Loop(StrEnum):
     OTHER = "other"
 
 
-VERSIONS = ((0, 16), (0, 17))
+VERSIONS = ((0, 16), (0, 19))
 """The first and the last release of megatron-core whose ``pretrain`` is supported."""
 
 _UPSTREAM = re.compile(r"^pretrain_(gpt|mamba|hybrid|t5|bert|ict|retro|vlm|vision_\w+)\.py$")

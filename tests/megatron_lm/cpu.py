@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.metadata
+import importlib.util
 import os
 import sys
 import types
+import typing
 from typing import Any
+
+import typing_extensions
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
@@ -49,9 +55,25 @@ def _without_triton() -> None:
     sys.modules[module.__name__] = module
 
 
+def _with_compiled_helpers() -> None:
+    """Load the compiled helpers of datasets from the wheel where a checkout has none; their source is the same."""
+    name = "megatron.core.datasets.helpers_cpp"
+    with contextlib.suppress(ImportError):
+        importlib.import_module(name)
+        return
+    (file,) = (f for f in importlib.metadata.files("megatron-core") or () if f.match("helpers_cpp*.so"))
+    spec = importlib.util.spec_from_file_location(name, file.locate())
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+
+
 def apply() -> None:
     """Change torch and Megatron-LM."""
     _without_triton()
+    if not hasattr(typing, "override"):  # core 0.18 and later take it from there, which Python 3.11 does not have
+        typing.override = typing_extensions.override  # type: ignore[attr-defined]
     import torch
 
     from unicron.megatron import cpu
@@ -81,16 +103,13 @@ def apply() -> None:
         import megatron.legacy.fused_kernels as kernels
 
         kernels.load = lambda args: None  # calls nvcc
-    datasets.compile_helpers = lambda: None  # the wheel has them compiled
+    datasets.compile_helpers = _with_compiled_helpers
+    _with_compiled_helpers()
     stock = initialize.initialize_megatron
 
-    def initialize_megatron(
-        extra_args_provider: Any = None, args_defaults: Any = None, ignore_unknown_args: bool = False,
-        allow_no_cuda: bool = True, skip_mpu_initialization: bool = False, get_embedding_ranks: Any = None,
-        get_position_embedding_ranks: Any = None, parsed_args: Any = None, store: Any = None,
-    ) -> Any:  # fmt: skip
-        given = locals() | {"allow_no_cuda": True, "args_defaults": args_defaults or {}}
-        return stock(**{name: value for name, value in given.items() if name != "stock"})
+    @functools.wraps(stock)
+    def initialize_megatron(*args: Any, **kwargs: Any) -> Any:
+        return stock(*args, **kwargs | {"allow_no_cuda": True})
 
     initialize.initialize_megatron = initialize_megatron
     training.initialize_megatron = training.training.initialize_megatron = initialize_megatron

@@ -7,6 +7,7 @@ The model that was built last is what is written: ``<tensor rank>-<pipeline rank
 
 from __future__ import annotations
 
+import functools
 import os
 import runpy
 import signal
@@ -93,8 +94,9 @@ def main(mode: str, script: str, folder: Path, arguments: list[str]) -> None:
     built: dict[str, Any] = {}
     setup = training.setup_model_and_optimizer
 
-    def remember(model_provider_func: Any, model_type: Any, checkpointing_context: Any = None) -> Any:
-        built["model"], *rest = setup(model_provider_func, model_type, checkpointing_context)
+    @functools.wraps(setup)
+    def remember(*args: Any, **kwargs: Any) -> Any:
+        built["model"], *rest = setup(*args, **kwargs)
         built["place"] = (
             parallel_state.get_tensor_model_parallel_rank(),
             parallel_state.get_pipeline_model_parallel_rank(),

@@ -29,7 +29,10 @@ RE_EXPORTED = {
 
 
 def parameters(seam: Seam, checkout: Path) -> list[str] | None:
-    """Return the parameters of a seam in a checkout, whose source is read and not run; None: there is no such one."""
+    """Return the parameters of a seam in a checkout, whose source is read and not run; None: there is no such one.
+
+    What has another name there is an attribute that is found when it is asked for: nothing is known of its parameters.
+    """
     source = checkout / RE_EXPORTED.get(seam.name, seam.module.replace(".", "/") + ".py")
     owner, _, name = seam.name.rpartition(".")
     body = ast.parse(source.read_text()).body
@@ -39,7 +42,9 @@ def parameters(seam: Seam, checkout: Path) -> list[str] | None:
             one = node.args
             extra = [item.arg for item in (one.vararg, one.kwarg) if item is not None]
             return [item.arg for item in (*one.posonlyargs, *one.args, *one.kwonlyargs)] + extra
-    return None
+    names = {target.id for node in body if isinstance(node, ast.Assign) for target in node.targets
+             if isinstance(target, ast.Name)}  # fmt: skip
+    return [] if seam.renamed.partition(".")[0] in names else None
 
 
 def of_checkout(checkout: Path) -> dict[str, list[str] | None]:

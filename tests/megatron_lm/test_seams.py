@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shared.launch.script import core_of
-from tests.megatron_lm.record import RECORD, of_checkout
+from tests.megatron_lm.record import RECORD, parameters
 from unicron.errors import InvalidSpec, SeamDiffers
 from unicron.megatron_lm import seams, settings
 from unicron.megatron_lm.samples import sample_ids
@@ -22,7 +22,7 @@ from unicron.megatron_lm.seams import SEAMS, VERSIONS, Seam
 CHECKOUT = os.environ.get("UNICRON_MEGATRON_LM", "")
 
 
-def recorded(version: str = VERSIONS[-1]) -> dict[str, Any]:
+def recorded(version: str) -> dict[str, Any]:
     """Return the parameters of all seams in a recorded release."""
     found: dict[str, Any] = json.loads(RECORD.read_text())[version]
     return found
@@ -32,22 +32,30 @@ def recorded(version: str = VERSIONS[-1]) -> dict[str, Any]:
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
 def test_the_table_is_that_of_the_recorded_releases(seam: Seam, version: str) -> None:
     has = recorded(version)[seam.name]
+    count = len(seam.parameters)
     if seam.way == "replaced":
-        assert list(seam.parameters) == has
+        assert list(seam.parameters) == has[:count]
+        assert set(has[count:]) <= set(seam.some)
     else:
         assert set(seam.parameters) <= set(has)
+
+
+@pytest.mark.parametrize("seam", [seam for seam in SEAMS if seam.some], ids=lambda seam: seam.name)
+def test_what_some_releases_have_is_in_some_of_the_record(seam: Seam) -> None:
+    for name in seam.some:
+        assert 0 < sum(name in recorded(version)[seam.name] for version in VERSIONS) < len(VERSIONS), name
 
 
 @pytest.mark.skipif(not CHECKOUT, reason="UNICRON_MEGATRON_LM names no checkout")
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
 def test_the_record_is_that_of_the_checkout(seam: Seam) -> None:
     checkout = Path(CHECKOUT)
-    assert of_checkout(checkout)[seam.name] == recorded(core_of([checkout]))[seam.name]
+    assert parameters(seam, checkout) == recorded(core_of([checkout]))[seam.name]
 
 
-@pytest.fixture
-def moved(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """Put modules with the recorded seams in Megatron-LM's place; give that of the training loop."""
+@pytest.fixture(params=VERSIONS)
+def moved(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> types.ModuleType:
+    """Put modules with the recorded seams of a release in Megatron-LM's place; give that of the training loop."""
     for seam in SEAMS:
         module = sys.modules.get(seam.module)
         if module is None or not hasattr(module, "is_stand_in"):
@@ -55,11 +63,11 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
             module.is_stand_in = True  # type: ignore[attr-defined]
             monkeypatch.setitem(sys.modules, seam.module, module)
         owner: Any = module
-        *path, name = seam.name.split(".")
+        names = recorded(request.param)[seam.name]
+        *path, name = (seam.renamed if seam.renamed and not names else seam.name).split(".")
         for part in path:
             setattr(owner, part, getattr(owner, part, None) or SimpleNamespace())
             owner = getattr(owner, part)
-        names = recorded()[seam.name]
         rest = {"args": "*args", "kwargs": "**kwargs"} if names == ["args", "kwargs"] else {}
         text = ", ".join(rest.get(one, one) for one in names)
         setattr(owner, name, eval(f"lambda {text}: None"))
@@ -76,9 +84,24 @@ def test_a_release_whose_seams_are_the_recorded_ones_is_accepted(moved: types.Mo
 def test_a_seam_that_is_gone_or_has_moved_is_refused_by_its_name(moved: Any) -> None:
     del moved.evaluate_and_print_results
     moved.train_step = lambda forward_step_func, data_iterator: None
+    moved.setup_model_and_optimizer = lambda model: None
     with pytest.raises(SeamDiffers, match="train_step: has the parameters") as raised:
         seams.check()
-    assert set(raised.value.seams) == {"train_step", "evaluate_and_print_results"}
+    assert set(raised.value.seams) == {"train_step", "evaluate_and_print_results", "setup_model_and_optimizer"}
+
+
+def test_a_step_with_a_parameter_that_no_release_has_is_refused(moved: Any) -> None:
+    step = ", ".join((*seams.BY_NAME["train_step"].parameters, "skips"))
+    moved.train_step = eval(f"lambda {step}: None")
+    with pytest.raises(SeamDiffers, match="train_step: has the parameters"):
+        seams.check()
+
+
+def test_a_function_is_called_with_those_of_the_values_that_it_has_parameters_for() -> None:
+    def function(model_type: int, cfg_container: Any = None) -> tuple[int, Any]:
+        return model_type, cfg_container
+
+    assert seams.call(function, model_type=1, store=2) == (1, None)
 
 
 def arguments(**fields: Any) -> SimpleNamespace:
@@ -98,7 +121,8 @@ def arguments(**fields: Any) -> SimpleNamespace:
     ("name", "value"),
     [("num_experts", 8), ("context_parallel_size", 2), ("data_sharding", False), ("dataloader_type", "external"),
      ("rampup_batch_size", ["2", "2", "8"]), ("fp8", "hybrid"), ("exp_avg_dtype", "fp8"), ("use_torch_fsdp2", True),
-     ("global_batch_size", None), ("exit_interval", 5), ("data_parallel_random_init", True)],
+     ("global_batch_size", None), ("exit_interval", 5), ("data_parallel_random_init", True), ("qk_clip", True),
+     ("eval_global_batch_size", 16)],
 )  # fmt: skip
 def test_what_cannot_be_healed_is_refused_by_its_name(name: str, value: Any) -> None:
     settings.check(arguments())

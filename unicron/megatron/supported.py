@@ -270,6 +270,6 @@ def _batch_grows() -> bool:
     """Return whether Megatron's calculator of micro-batches, if there is one, raises the global batch size."""
     from megatron.core import num_microbatches_calculator as calculators
 
-    return isinstance(
-        calculators._GLOBAL_NUM_MICROBATCHES_CALCULATOR, calculators.RampupBatchsizeNumMicroBatchesCalculator
-    )
+    # Core 0.16 and 0.17 have a class for a ramp, and 0.18 and 0.19 one for a schedule.
+    present = calculators._GLOBAL_NUM_MICROBATCHES_CALCULATOR
+    return present is not None and not isinstance(present, calculators.ConstantNumMicroBatchesCalculator)

@@ -8,7 +8,9 @@ exception and entered anew.
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +29,7 @@ from unicron.megatron.construction import without_collectives
 from unicron.megatron.model import model_chunks
 from unicron.megatron.parallel import data_group
 from unicron.megatron.schedule import each_backward, fill
-from unicron.megatron_lm import settings, tracker
+from unicron.megatron_lm import seams, settings, tracker
 from unicron.megatron_lm.reports import Reports
 from unicron.megatron_lm.samples import CyclicOrder, FrozenReplicas, Samples, most_replicas, sample_ids
 from unicron.trainer.dropout import Dropout
@@ -36,6 +38,9 @@ from unicron.training.step import Step
 
 DIRECTORY = "UNICRON_MEGATRON_LM_DIRECTORY"
 """Environment variable: where results go without an agent."""
+
+
+_LAYOUT = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
 
 
 class _EnterAnew(Exception):
@@ -91,8 +96,12 @@ def _without_barrier(function: Callable[..., None]) -> Callable[..., None]:
 class Pretraining:
     """One call of ``pretrain()``."""
 
-    def __init__(self, call: SimpleNamespace) -> None:
-        """Read the arguments; ``call``: the parameters of ``pretrain()`` by name.
+    def __init__(self, call: SimpleNamespace, write_tensorboard: Callable[[Any], None]) -> None:
+        """Read the arguments.
+
+        Args:
+            call: the parameters of ``pretrain()`` by name; each release has some that others do not have.
+            write_tensorboard: Megatron-LM's function that makes the last rank write for TensorBoard.
 
         Raises:
             InvalidSpec: an argument is refused.
@@ -104,14 +113,17 @@ class Pretraining:
         self._initialize: Any = initialize
         self._checkpointing: Any = checkpointing
         self._globals: Any = global_vars
-        self._call = call
-        self._args = settings.parsed(arguments, call.extra_args_provider)
+        for name in ("pg_collection", "p2p_communicator", "skip_model_parallel_init"):
+            if getattr(call, name, None):
+                raise InvalidSpec(f"pretrain({name}=...): the library makes the groups; leave it out")
+        self._call, self._write_tensorboard = call, write_tensorboard
+        is_parsed = not hasattr(call, "extra_args_provider")
+        self._args = global_vars.get_args() if is_parsed else arguments.parse_args(call.extra_args_provider)
         self._plan = settings.plan(self._args)
-        self._tensorboard, self._args.tensorboard_dir = self._args.tensorboard_dir, None
         self._sequence_parallel = self._args.sequence_parallel
-        initialize.initialize_megatron(
-            extra_args_provider=call.extra_args_provider,
-            args_defaults=call.args_defaults,
+        seams.call(
+            initialize.initialize_megatron,
+            args_defaults=getattr(call, "args_defaults", None),
             allow_no_cuda=not torch.cuda.is_available(),
             skip_mpu_initialization=True,
             parsed_args=self._args,
@@ -185,7 +197,8 @@ class Pretraining:
         def is_tracker(path: str) -> bool:
             return bool(self._args.save) and path == str(checkpointing.get_checkpoint_tracker_filename(self._args.save))
 
-        checkpointing.open_file = tracker.opening(checkpointing.open_file, is_tracker, folder_of)
+        owner, name = seams.BY_NAME["open_file"].place()
+        setattr(owner, name, tracker.opening(getattr(owner, name), is_tracker, folder_of))
         self._folder_of = folder_of
 
     def _together(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -250,6 +263,7 @@ class Pretraining:
     def _build(self, tensor: int, pipeline: int) -> tuple[Any, Any]:
         """Build model and optimizer as ``pretrain()`` does, in the groups of the present generation."""
         from megatron.core import parallel_state
+        from megatron.core.process_groups_config import ProcessGroupCollection
 
         args = self._args
         args.tensor_model_parallel_size, args.pipeline_model_parallel_size = tensor, pipeline
@@ -265,15 +279,27 @@ class Pretraining:
         self._initialize._set_random_seed(
             args.seed, args.data_parallel_random_init, args.te_rng_tracker, args.inference_rng_tracker
         )
-        self._training.set_jit_fusion_options()
+        seams.call(self._training.set_jit_fusion_options, tp_size=tensor)
         load, args.load = args.load, None
         try:
-            model, optimizer, _ = self._training.setup_model_and_optimizer(
-                self._call.model_provider, self._call.model_type
+            model, optimizer, _ = seams.call(
+                self._training.setup_model_and_optimizer,
+                model_provider_func=self._call.model_provider,
+                model_type=self._call.model_type,
+                cfg_container=self._configuration(),
+                pg_collection=ProcessGroupCollection.use_mpu_process_groups(),
             )
         finally:
             args.load = load
         return model if len(model) > 1 else model[0], optimizer
+
+    def _configuration(self) -> Any:
+        """Return what core 0.19 builds a model from, in the present layout; None: this release has none."""
+        found = copy.deepcopy(getattr(self._call, "cfg_container", None))
+        if model := getattr(found, "model", None):
+            for name in (*_LAYOUT, "sequence_parallel"):
+                setattr(model, name, getattr(self._args, name))
+        return found
 
     def _read_datasets(self) -> tuple[Any, Any, Any]:
         """Return the datasets, which Megatron-LM's builder makes without its peers."""
@@ -319,9 +345,8 @@ class Pretraining:
             args, self._plan.global_batch
         )
         self._tested = 0
-        if self._tensorboard and args.rank == args.world_size - 1 and self._globals.get_tensorboard_writer() is None:
-            args.tensorboard_dir = self._tensorboard
-            self._globals._set_tensorboard_writer(args)
+        if self._globals.get_tensorboard_writer() is None:
+            self._write_tensorboard(args)
         train, valid, test = self._read_datasets()
         args.do_train = 1
         args.do_valid = args.do_test = int(bool(args.eval_iters))
@@ -445,6 +470,8 @@ class Pretraining:
         config: Any,
         forward_backward_func: Any,
         iteration: int | None = None,
+        pg_collection: Any = None,
+        p2p_communicator: Any = None,
     ) -> tuple[Any, ...]:
         """Do one step, however often it is interrupted; return what ``train()`` expects of a step."""
         self._leave_section()
@@ -564,24 +591,23 @@ class Pretraining:
         return int(self._args.consumed_valid_samples)
 
 
-def pretrain(
-    train_valid_test_dataset_provider: Any,
-    model_provider: Any,
-    model_type: Any,
-    forward_step_func: Any,
-    process_non_loss_data_func: Any = None,
-    extra_args_provider: Any = None,
-    args_defaults: Any = None,
-    get_embedding_ranks: Any = None,
-    get_position_embedding_ranks: Any = None,
-    non_loss_data_func: Any = None,
-    store: Any = None,
-    inprocess_call_wrapper: Any = None,
-) -> None:
-    """Train as Megatron-LM's ``pretrain()`` of these parameters does, through failures.
+def replacement(pretrain: Callable[..., None]) -> Callable[..., None]:
+    """Return what takes the place of Megatron-LM's ``pretrain()``, and have its parser check what a script is given.
 
-    Raises:
-        InvalidSpec: an argument of the script is refused.
-        UnsupportedModel: the model would train to a wrong result.
+    The new one takes the same parameters, trains through failures, and raises ``InvalidSpec`` where an argument is
+    refused, and ``UnsupportedModel`` where the model would train to a wrong result.
     """
-    Pretraining(SimpleNamespace(**locals() | {"args_defaults": args_defaults or {}})).train()
+    from megatron.training import arguments, global_vars
+
+    arguments.parse_args = settings.checking(arguments.parse_args)
+    write_tensorboard = global_vars._set_tensorboard_writer
+    global_vars._set_tensorboard_writer = lambda args: None  # called before there are ranks
+    signature = inspect.signature(pretrain)
+
+    @functools.wraps(pretrain)
+    def healed(*args: Any, **kwargs: Any) -> None:
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        Pretraining(SimpleNamespace(**call.arguments), write_tensorboard).train()
+
+    return healed

@@ -45,10 +45,11 @@ def replace_pretrain() -> None:
 
     cpu.enable()
     from unicron.megatron_lm import seams
-    from unicron.megatron_lm.pretraining import pretrain
+    from unicron.megatron_lm.pretraining import replacement
 
     seams.check()
     import megatron.training
     import megatron.training.training
 
+    pretrain = replacement(megatron.training.training.pretrain)
     megatron.training.pretrain = megatron.training.training.pretrain = pretrain

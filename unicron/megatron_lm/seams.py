@@ -1,12 +1,15 @@
 """The seams: each name of Megatron-LM's that the adapter replaces, calls or reads, in one table.
 
 A seam is ``replaced`` (Megatron-LM calls the adapter in its place, so its parameters have to be exactly these),
-``called`` (the adapter calls it with these, so it has to have them) or ``read``. A start checks all of them: a version
-that has moved one is refused by its name, rather than trained with to a wrong result.
+``wrapped`` (the same, and the adapter passes on whatever it is given; it reads these by name, so they have to be
+there), ``called`` (the adapter calls it with these, so it has to have them) or ``read``. What only some releases have
+is in the table as well. A start checks all seams: a version that has moved one is refused by its name, rather than
+trained with to a wrong result.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,8 +17,8 @@ from typing import Any, Literal
 
 from unicron.errors import SeamDiffers
 
-VERSIONS = ("0.16.0", "0.16.1", "0.17.1")
-"""The releases of Megatron-LM that the table is for: their seams are the same."""
+VERSIONS = ("0.16.0", "0.16.1", "0.17.1", "0.18.2", "0.19.1")
+"""The releases of Megatron-LM that the table is for."""
 
 TRAINING = "megatron.training.training"
 
@@ -27,32 +30,40 @@ class Seam:
     name: str
     """Of the attribute, with dots inside a class."""
     module: str
-    way: Literal["replaced", "called", "read"]
+    way: Literal["replaced", "wrapped", "called", "read"]
     parameters: tuple[str, ...]
-    """Of a replaced one: all, in order. Of a called one: those that it is called with."""
+    """Of a replaced one: all, in order. Of a wrapped one: those that are read. Of a called one: those of the call."""
     purpose: str
+    some: tuple[str, ...] = ()
+    """Parameters of some releases. Of a replaced one: what may be behind the others. Of a called one: what it is called
+    with where it has them (``call``)."""
+    renamed: str = ""
+    """The name in later releases, if it is another one."""
 
-    def found(self) -> Any:
-        """Return what is there.
+    def place(self) -> tuple[Any, str]:
+        """Return the module or class that has it, and the name of the attribute.
 
         Raises:
-            ImportError, AttributeError: nothing is.
+            ImportError, AttributeError: there is no such one.
         """
-        found = import_module(self.module)
-        for part in self.name.split("."):
-            found = getattr(found, part)
-        return found
+        module = import_module(self.module)
+        name = self.renamed if self.renamed and not hasattr(module, self.name) else self.name
+        *path, last = name.split(".")
+        owner = functools.reduce(getattr, path, module)
+        getattr(owner, last)
+        return owner, last
 
     def problem(self) -> str:
         """Return how the installed Megatron-LM differs from what the adapter needs; empty: it does not."""
         try:
-            found = self.found()
+            found = getattr(*self.place())
         except (ImportError, AttributeError) as err:
             return f"{self.module}.{self.name}: {err}"
         if self.way == "read":
             return ""
         has = parameters_of(found)
-        if self.way == "replaced" and has != self.parameters:
+        count = len(self.parameters)
+        if self.way == "replaced" and (has[:count] != self.parameters or not set(has[count:]) <= set(self.some)):
             return (
                 f"{self.module}.{self.name}: has the parameters {', '.join(has)}; needed: {', '.join(self.parameters)}"
             )
@@ -66,17 +77,26 @@ def parameters_of(found: Any) -> tuple[str, ...]:
     return tuple(inspect.signature(found).parameters)
 
 
+def call(function: Any, **values: Any) -> Any:
+    """Call one of Megatron-LM's functions with those of some values that it has parameters for.
+
+    Which these may be is in the table: a start has checked that a function has those that it needs.
+    """
+    has = parameters_of(function)
+    return function(**{name: value for name, value in values.items() if name in has})
+
+
 SEAMS = (
     Seam(
         "pretrain",
         TRAINING,
-        "replaced",
+        "wrapped",
         (
             "train_valid_test_dataset_provider", "model_provider", "model_type", "forward_step_func",
-            "process_non_loss_data_func", "extra_args_provider", "args_defaults", "get_embedding_ranks",
-            "get_position_embedding_ranks", "non_loss_data_func", "store", "inprocess_call_wrapper",
+            "process_non_loss_data_func", "get_embedding_ranks", "get_position_embedding_ranks", "non_loss_data_func",
         ),
         "the script's entry",
+        ("extra_args_provider", "args_defaults", "cfg_container"),
     ),
     Seam(
         "train_step",
@@ -87,6 +107,7 @@ SEAMS = (
             "forward_backward_func", "iteration",
         ),
         "one step of the library's takes its place",
+        ("pg_collection", "p2p_communicator"),
     ),
     Seam(
         "train",
@@ -105,15 +126,16 @@ SEAMS = (
         "called",
         ("model_provider_func", "model_type"),
         "in each build, without a checkpoint",
+        ("cfg_container", "pg_collection"),
     ),
     Seam("print_datetime", TRAINING, "replaced", ("string", "override_timestamp"), "waits for all, as no new rank may"),
     Seam("Timer.start", "megatron.core.timers", "replaced", ("self", "barrier"), "may wait for all, likewise"),
     Seam("Timer.stop", "megatron.core.timers", "replaced", ("self", "barrier"), "may wait for all, likewise"),
-    Seam("get_forward_backward_func", TRAINING, "replaced", ("pp_size", "vp_size"), "deals evaluation"),
+    Seam("get_forward_backward_func", TRAINING, "wrapped", (), "deals evaluation"),
     Seam(
         "evaluate_and_print_results",
         TRAINING,
-        "replaced",
+        "wrapped",
         (
             "prefix", "forward_step_func", "data_iterator", "model", "iteration", "process_non_loss_data_func",
             "config", "verbose", "write_to_tensorboard", "non_loss_data_func",
@@ -123,18 +145,23 @@ SEAMS = (
     Seam(
         "save_checkpoint",
         TRAINING,
-        "replaced",
+        "wrapped",
         (
             "iteration", "model", "optimizer", "opt_param_scheduler", "num_floating_point_operations_so_far",
-            "checkpointing_context", "pipeline_rank", "expert_rank", "tensor_rank", "pipeline_parallel",
-            "expert_parallel", "non_persistent_ckpt", "train_data_iterator", "preprocess_common_state_dict_fn",
-            "release", "tp_group", "pp_group", "dp_cp_group",
+            "checkpointing_context", "train_data_iterator", "preprocess_common_state_dict_fn",
         ),
         "the same; what a broken attempt has left is put aside",
     ),
     Seam("should_disable_forward_pre_hook", TRAINING, "replaced", ("args",), "hooks wait for gathers in every step"),
     Seam("mpu.get_data_parallel_world_size", TRAINING, "called", (), "consumed samples do not depend on the replicas"),
-    Seam("set_jit_fusion_options", TRAINING, "called", (), "draws random numbers before the model is built"),
+    Seam(
+        "set_jit_fusion_options",
+        TRAINING,
+        "called",
+        (),
+        "draws random numbers before the model is built",
+        ("tp_size",),
+    ),
     Seam(
         "build_train_valid_test_datasets",
         TRAINING,
@@ -146,13 +173,20 @@ SEAMS = (
     Seam("num_floating_point_operations", TRAINING, "called", ("args", "batch_size"), "of the steps that are done"),
     Seam("get_model_config", TRAINING, "called", ("model",), "the model's configuration, which train() changes"),
     Seam("preprocess_common_state_dict", TRAINING, "read", (), "for the last save"),
-    Seam("parse_args", "megatron.training.arguments", "called", ("extra_args_provider",), "the script's arguments"),
+    Seam(
+        "parse_args",
+        "megatron.training.arguments",
+        "wrapped",
+        ("extra_args_provider",),
+        "the script's arguments, which from 0.18 on it reads before pretrain()",
+    ),
     Seam(
         "initialize_megatron",
         "megatron.training.initialize",
         "called",
-        ("extra_args_provider", "args_defaults", "allow_no_cuda", "skip_mpu_initialization", "parsed_args"),
-        "validates the arguments and sets Megatron-LM's globals, before there are groups",
+        ("allow_no_cuda", "skip_mpu_initialization"),
+        "sets what there is before there are groups; until 0.17, also validates the arguments",
+        ("args_defaults", "parsed_args"),
     ),
     Seam(
         "_initialize_distributed",
@@ -171,8 +205,15 @@ SEAMS = (
     ),
     Seam("get_args", "megatron.training.global_vars", "called", (), "Megatron-LM's globals"),
     Seam("get_timers", "megatron.training.global_vars", "called", (), "timers that a left loop has not stopped"),
-    Seam("_set_tensorboard_writer", "megatron.training.global_vars", "called", ("args",), "by the last rank, once"),
-    Seam("open_file", "megatron.training.checkpointing", "replaced", ("args", "kwargs"), "moves the tracker at once"),
+    Seam("_set_tensorboard_writer", "megatron.training.global_vars", "wrapped", ("args",), "by the last rank, once"),
+    Seam(
+        "open_file",
+        "megatron.training.checkpointing",
+        "wrapped",
+        (),
+        "moves the tracker at once",
+        renamed="maybe_msc.open",
+    ),
     Seam(
         "get_checkpoint_name",
         "megatron.training.checkpointing",
@@ -189,6 +230,8 @@ SEAMS = (
     ),
 )  # fmt: skip
 """All of them."""
+
+BY_NAME = {seam.name: seam for seam in SEAMS}
 
 
 def check() -> None:

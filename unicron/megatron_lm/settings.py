@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from unicron.errors import InvalidSpec
@@ -59,6 +61,17 @@ REFUSED = (
     Refused("num_distributed_optimizer_instances", (1,), "the optimizer's parts are named by data-parallel rank"),
     Refused("distribute_saved_activations", (False,), "no test recomputes from activations that are divided"),
     Refused("mtp_num_layers", (None, 0), "Megatron scales that loss by tokens that nothing divides"),
+    Refused("qk_clip", (False,), "it changes weights behind the update, which the library does not know of"),
+    Refused(
+        "step_batch_size_schedule", (None,), "every step has the same micro-batches", "use --global-batch-size alone"
+    ),
+    Refused("eval_global_batch_size", (None,), "an evaluation has the batch of the training", "leave it out"),
+    Refused("eval_micro_batch_size", (None,), "an evaluation has the micro-batches of the training", "leave it out"),
+    Refused("start_eval_at_iter", (None,), "evaluations follow from --eval-interval alone", "leave it out"),
+    Refused("tensor_parallel_num_weight_shards", (None,), "its ranks each have a part that cannot be named"),
+    Refused("expert_tensor_parallel_num_weight_shards", (None,), "its ranks each have a part that cannot be named"),
+    Refused("logits_load_dir", (None,), "its reader has a position"),
+    Refused("logits_save_dir", (None,), "its writer has a position"),
     Refused("yaml_cfg", (None,), "its settings are in a file", "write the settings as arguments"),
 )
 """What is refused. ``shared.launch.settings`` says it of a command before anything starts; a test compares both."""
@@ -94,6 +107,7 @@ OFF = (
     ("check_weight_hash_across_dp_replicas_interval", None, "the library compares parameters itself"),
     ("wandb_project", "", "its process belongs to one rank, which may be lost"),
     ("log_straggler", False, "the detector finds slow ranks"),
+    ("gpu_sniff_test_interval", None, "it waits for all ranks at once, and a new one comes in the midst of a training"),
 )
 """Attribute, the value that it gets, and why; one that a user has set is told."""
 
@@ -143,7 +157,13 @@ def switch_off(args: Any) -> None:
         if given != value:
             setattr(args, name, value)
             if name not in ("rerun_mode", *_OF_GROUPS):  # these are defaults, which nobody has written
-                print(f"unicron: --{name.replace('_', '-')} is off: {reason}", file=sys.stderr, flush=True)
+                _say(f"unicron: --{name.replace('_', '-')} is off: {reason}")
+
+
+@functools.cache
+def _say(text: str) -> None:
+    """Print a line, once: a script's arguments are parsed several times."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def plan(args: Any) -> Plan:
@@ -166,16 +186,20 @@ def plan(args: Any) -> Plan:
     )
 
 
-def parsed(arguments: Any, extra_args_provider: Any) -> Any:
-    """Return the script's arguments as Megatron-LM's own parser reads them, checked, for one replica of any rank.
+def checking(parse_args: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Megatron-LM's parser, whose arguments are checked, and are those of one replica of any rank.
 
-    Raises:
-        InvalidSpec: one is refused.
+    It raises ``InvalidSpec`` where an argument is refused.
     """
-    args = arguments.parse_args(extra_args_provider)
-    check(args)
-    switch_off(args)
-    # The batch is the task's, however many replicas there are: with one, Megatron-LM counts micro-batches as we do.
-    args.rank, args.world_size = 0, args.tensor_model_parallel_size * args.pipeline_model_parallel_size
-    args.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    return args
+
+    @functools.wraps(parse_args)
+    def checked(*given: Any, **named: Any) -> Any:
+        args = parse_args(*given, **named)
+        check(args)
+        switch_off(args)
+        # The batch is the task's, however many replicas there are: with one, Megatron-LM counts micro-batches as we do.
+        args.rank, args.world_size = 0, args.tensor_model_parallel_size * args.pipeline_model_parallel_size
+        args.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        return args
+
+    return checked
