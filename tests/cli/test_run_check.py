@@ -143,6 +143,23 @@ def test_an_argument_that_the_script_adds_is_its_own(folder: Path) -> None:
     assert verdict("train.py --of-mine 3")["verdict"] == "unchanged"
 
 
+@pytest.mark.parametrize(
+    ("core", "effect"),
+    [
+        ("0.15.3", "restart"),
+        ("0.16.0", "unchanged"),
+        ("0.18.2", "unchanged"),
+        ("0.19.1", "unchanged"),
+        ("0.20.0", "restart"),
+    ],
+)
+def test_a_release_whose_seams_are_not_known_restarts_whole(core: str, effect: str, folder: Path) -> None:
+    write_script(folder, "train.py", CALLS_PRETRAIN, core)
+    found = verdict("train.py")
+    assert (found["verdict"], found["task"]["megatron_core"]) == (effect, core)
+    assert arguments(found) == (set() if effect == "unchanged" else {"megatron-core"})
+
+
 @pytest.mark.parametrize("flag", ["--finetune", "--no-load-optim"])
 def test_a_restart_that_would_lose_state_is_refused(flag: str) -> None:
     assert verdict(f"pretrain_gpt.py {MODEL} --load a --save b {flag}")["verdict"] == "unchanged"

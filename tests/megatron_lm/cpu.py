@@ -119,4 +119,5 @@ def apply() -> None:
 
     made: queue.Queue[Any] = queue.Queue()
     # A process is spawned for it, which imports the script anew, without these changes.
-    writer._get_write_results_queue = lambda: made
+    for name in ("_get_write_results_queue", "get_write_results_queue"):  # until core 0.17, and later
+        setattr(writer, name, lambda *args: made)
