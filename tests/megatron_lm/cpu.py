@@ -96,8 +96,13 @@ def apply() -> None:
     cuda.reset_peak_memory_stats = cuda.empty_cache = lambda *args, **kwargs: None
 
     import megatron.core.datasets.utils as datasets
+    import megatron.core.pipeline_parallel.schedules as schedules
     import megatron.training as training
     import megatron.training.initialize as initialize
+
+    # An interleaved pipeline gives the memory of what it sends back at once: a stream still has it, and gloo does not.
+    schedules.deallocate_output_tensor = lambda *args: None
+    schedules.custom_backward = torch.autograd.backward
 
     with contextlib.suppress(ImportError):  # core 0.17 has none
         import megatron.legacy.fused_kernels as kernels

@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 FAULT = "UNICRON_TEST_FAULT"
-"""Environment variable ``worker:where:count``: that worker is killed where it is for the count-th time, once."""
+"""Environment variable ``worker:where:count``: that worker is killed where it is for the count-th time, once.
+
+With a further ``:step``, what counts is how often it is there in that step, or behind it.
+"""
 
 
 def fault(folder: Path) -> None:
@@ -26,11 +29,13 @@ def fault(folder: Path) -> None:
     mark = folder / f"killed-{worker}"
     if not text or os.environ.get("UNICRON_WORKER") != worker or mark.exists():
         return
-    where, _, count = rest.partition(":")
+    where, count, *steps = rest.split(":")
     left = int(count)
 
     def reach() -> None:
         nonlocal left
+        if steps and training.get_args().curr_iteration + 1 != int(steps[0]):
+            return
         left -= 1
         if left == 0:
             mark.touch()
@@ -97,14 +102,20 @@ def main(mode: str, script: str, folder: Path, arguments: list[str]) -> None:
     @functools.wraps(setup)
     def remember(*args: Any, **kwargs: Any) -> Any:
         built["model"], *rest = setup(*args, **kwargs)
+        return built["model"], *rest
+
+    train = training.train
+
+    @functools.wraps(train)
+    def trained(*args: Any, **kwargs: Any) -> Any:
         built["place"] = (
             parallel_state.get_tensor_model_parallel_rank(),
             parallel_state.get_pipeline_model_parallel_rank(),
             parallel_state.get_data_parallel_rank(),
         )
-        return built["model"], *rest
+        return train(*args, **kwargs)
 
-    training.setup_model_and_optimizer = remember
+    training.setup_model_and_optimizer, training.train = remember, trained
     fault(folder)
     if mode == "stock":
         sys.argv = [script, *arguments]

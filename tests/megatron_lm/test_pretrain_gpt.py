@@ -86,6 +86,10 @@ LAYOUTS = {
     "DP2, per-token loss": (2, "--calculate-per-token-loss"),
     "PP2, per-token loss": (2, "--calculate-per-token-loss --pipeline-model-parallel-size 2"),
     "PP2": (2, "--pipeline-model-parallel-size 2"),
+    "PP2 x VP2": (
+        2,
+        "--num-layers 4 --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2",
+    ),
     "TP2 and SP": (2, "--tensor-model-parallel-size 2 --sequence-parallel"),
 }
 

@@ -12,12 +12,16 @@ from unicron.megatron_lm import tracker
 NAME = "latest_checkpointed_iteration.txt"
 
 
-def checkpoint(folder: Path, iteration: int, *, without: str = "") -> Path:
+METADATA = '{"sharded_backend": "torch_dist", "common_backend": "torch"}'
+"""As core 0.16 to 0.18 write it."""
+
+
+def checkpoint(folder: Path, iteration: int, *, without: str = "", metadata: str = METADATA) -> Path:
     """Write what looks like a distributed checkpoint; return its folder."""
     made = folder / f"iter_{iteration:07d}"
     made.mkdir()
     for name in {".metadata", "common.pt", "metadata.json", "__0_0.distcp"} - {without}:
-        (made / name).write_text("x")
+        (made / name).write_text(metadata if name == "metadata.json" else "x")
     return made
 
 
@@ -37,6 +41,10 @@ def test_the_tracker_moves_to_a_complete_checkpoint_and_to_no_other(tmp_path: Pa
         with pytest.raises(DamagedCheckpoint, match=without.replace(".", r"\.")):
             move(tmp_path, iteration)
         assert (tmp_path / NAME).read_text() == "2"
+    checkpoint(tmp_path, 10, without="common.pt", metadata='{"sharded_backend": "torch_dist"}')  # core 0.19
+    move(tmp_path, 10)
+    assert (tmp_path / NAME).read_text() == "10"
+    move(tmp_path, 2)
     with pytest.raises(DamagedCheckpoint, match="there is no checkpoint"):
         move(tmp_path, 8)
     assert (tmp_path / NAME).read_text() == "2"

@@ -105,7 +105,7 @@ OFF = (
     *((name, False, "the library makes the groups") for name in _OF_GROUPS),
     ("adlr_autoresume", False, "a task is resumed by its services"),
     ("check_weight_hash_across_dp_replicas_interval", None, "the library compares parameters itself"),
-    ("wandb_project", "", "its process belongs to one rank, which may be lost"),
+    ("wandb_project", None, "its process belongs to one rank, which may be lost"),
     ("log_straggler", False, "the detector finds slow ranks"),
     ("gpu_sniff_test_interval", None, "it waits for all ranks at once, and a new one comes in the midst of a training"),
 )

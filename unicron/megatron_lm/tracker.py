@@ -52,8 +52,11 @@ def sync(folder: Path) -> None:
     files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
     if not files:
         raise DamagedCheckpoint(f"{folder}: there is no checkpoint")
-    if (folder / "metadata.json").exists():  # Megatron-core's distributed formats
-        for name in (".metadata", "common.pt", "metadata.json"):
+    metadata = folder / "metadata.json"
+    if metadata.exists():  # Megatron-core's distributed formats
+        # Until core 0.18, what is not divided among ranks has a file of its own, and is named in the metadata.
+        common = ("common.pt",) if b"common_backend" in metadata.read_bytes() else ()
+        for name in (".metadata", "metadata.json", *common):
             if not (folder / name).is_file() or not (folder / name).stat().st_size:
                 raise DamagedCheckpoint(f"{folder}: {name} is not there, or empty")
     for path in (*files, *{path.parent for path in files}, folder):

@@ -1,0 +1,136 @@
+"""Faults of Megatron-LM's own ``pretrain_gpt.py`` where its model or its optimizer is divided among ranks.
+
+A process that is lost takes the last rank of its shard in its replica with it; the other replica has all of it, or the
+copies in other nodes' memory have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.megatron_lm.test_pretrain_gpt import CHECKOUT, farthest, parameters, write_script
+from tests.parity.courses import Course, TaskLayout, plan
+from tests.unicron.conftest import SpecFile
+from tests.unicron.harness import Agent, agent
+from tests.unicron.zygote import WRITES_AT_ONCE
+from unicron.protocol.messages import Resumed
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(not CHECKOUT, reason="UNICRON_MEGATRON_LM names no checkout of Megatron-LM"),
+]
+
+PLACES = {"forward": 3, "reduce": 1, "update": 1, "evaluate": 2, "save": 1}
+"""Where a process is killed, and for the how manieth time that it comes there in or behind a step."""
+
+IN_PLACE = tuple((place, "same") for place in PLACES)
+"""A fault at each of them; each time, a new process takes the lost one's place."""
+
+TP2, PP2, VP2, DP2 = (
+    TaskLayout(2, 1, 2), TaskLayout(1, 2, 2), TaskLayout(1, 2, 2, interleave=2), TaskLayout(1, 1, 2),
+)  # fmt: skip
+
+COURSES = [
+    Course(TP2, False, IN_PLACE),
+    Course(PP2, False, IN_PLACE),
+    Course(VP2, False, IN_PLACE),
+    Course(DP2, True, IN_PLACE),
+    Course(DP2, True, IN_PLACE, exact=False),
+    *(Course(layout, False, (("reduce", "shrink"),)) for layout in (TP2, PP2)),
+]
+"""In the last ones no process comes: a lost node had all ranks of a replica, and the other one goes on alone.
+
+A divided optimizer overlaps both communications where sums need not be the same to the last bit: an overlapped
+reduction sends what backward passes add to, so its sums depend on who computed what.
+"""
+
+ROUNDING = 1e-5
+"""Largest difference of two parameters there, by SGD, which does not divide gradients by their size."""
+
+
+def arguments(course: Course) -> str:
+    """Return what of Megatron-LM's arguments says the layout."""
+    layout = course.layout
+    found = f"--tensor-model-parallel-size {layout.tensor} --pipeline-model-parallel-size {layout.pipeline}"
+    if layout.tensor > 1:
+        found += " --sequence-parallel"
+    if layout.interleave > 1:
+        found += f" --num-layers 4 --num-virtual-stages-per-pipeline-rank {layout.interleave}"
+    if course.sharded:
+        found += " --use-distributed-optimizer"
+    if not course.exact:
+        found += " --overlap-grad-reduce --overlap-param-gather --optimizer sgd"
+    return f"{found} --train-iters {course.steps}"
+
+
+def memory(a: Agent, worker: str) -> Path:
+    """Return where a worker, which is alone on its node, has copies."""
+    return a.folder / "memory" / worker
+
+
+async def follow(a: Agent, spec_file: SpecFile, folder: Path, course: Course, *, quiet: bool) -> None:
+    """Train, through the course's faults or without any."""
+    script = write_script(folder, arguments(course))
+    memory_every = {"every": 0, "memory_every": 1}
+    spec = spec_file(
+        exact=False, deterministic_sums=course.exact, steps=course.steps, script=str(script), checkpoint=memory_every
+    )
+    workers, stages = plan(course)
+    faults = {}
+    for number, (stage, (place, _)) in enumerate(zip(stages, course.faults, strict=True)):
+        faults[stage.victim] = f"{stage.victim}:{place}:{PLACES[place]}:{2 + 2 * number}"
+    where = {"PYTHONPATH": os.pathsep.join(filter(None, (CHECKOUT, os.environ.get("PYTHONPATH"))))}
+
+    def environment(worker: str) -> dict[str, str]:
+        fault = "" if quiet else faults.get(worker, "")
+        node = {"UNICRON_NODE": worker, "UNICRON_DOMAIN": worker, "UNICRON_MEMORY": str(memory(a, worker))}
+        return {"UNICRON_TEST_FAULT": fault} | node | WRITES_AT_ONCE | where
+
+    async def start(started: Sequence[str]) -> None:
+        await asyncio.gather(*(a.fork(worker, spec, environment(worker)) for worker in started))
+
+    await start(workers)
+    tensor, pipeline = course.layout.tensor, course.layout.pipeline
+    await a.configure(dict.fromkeys(workers, "initial"), tensor=tensor, pipeline=pipeline)
+    for stage in [] if quiet else stages:
+        await a.until(partial(a.exits.__contains__, stage.victim), 400)
+        gone = [stage.victim, *stage.dropped]
+        for worker in stage.dropped:
+            a.kill(worker)
+        for worker in gone:
+            shutil.rmtree(memory(a, worker), ignore_errors=True)
+        await a.hold([worker for worker in a.members if worker not in gone])
+        await start(stage.started)
+        generation = await a.configure(
+            stage.members,
+            stage="boundary" if stage.started else "interrupted",
+            complete=stage.complete,
+            tensor=tensor,
+            pipeline=pipeline,
+        )
+        resumed = await a.resumed(generation)
+        assert {one.steps_recomputed for one in resumed} == {0}
+    await a.until(lambda: all(worker in a.exits for worker in a.members), 400)
+    assert [a.exits[w][1] for w in a.members] == [0] * len(a.members), a.output(a.members[0])[-3000:]
+
+
+@pytest.mark.parametrize("course", COURSES, ids=str)
+async def test_faults_cost_no_step_and_leave_the_parameters_as_they_are(
+    course: Course, tmp_path: Path, spec_file: SpecFile
+) -> None:
+    for name in ("quiet", "faulty"):
+        async with agent(tmp_path / f"{name}-agent") as a:
+            await follow(a, spec_file, tmp_path / name, course, quiet=name == "quiet")
+            assert (name == "quiet") == (not a.of(Resumed, generation=2))
+    quiet, faulty = (parameters(tmp_path / name) for name in ("quiet", "faulty"))
+    assert farthest(quiet, faulty) <= (0.0 if course.exact else ROUNDING)
+    saved = tmp_path / "faulty" / "checkpoints"
+    assert (saved / "latest_checkpointed_iteration.txt").read_text() == str(course.steps)
