@@ -142,6 +142,9 @@ def _after_phase(task: Task, change: TaskChange, event: StateMoved) -> dict[str,
         changes["idle_since"] = task.idle_since or event.occurred_at
     if event.phase == "resumed":
         changes |= {"idle_since": None, "idle_s": task.idle_s + _idle_s(task, event)}
+    if event.phase in ("drained", "released"):
+        # A release follows the drain at once, whatever plan comes: its workers do not have the state any more.
+        changes["owners"] = without(task.owners, change.release)
     if event.phase == "released":
         changes["occupied"] = without(task.occupied, without(change.release, task.members))
     return changes
