@@ -134,6 +134,42 @@ def test_a_rank_that_spins_in_a_warm_step_is_found_as_ever() -> None:
     assert only_error(cluster.tick(500.0)).evidence["limit_s"] == 3.0
 
 
+@pytest.mark.parametrize(("steps_timed", "limit_s"), [(0, HARD_S), (1, 15.0)])
+def test_a_survivor_that_spins_while_a_process_is_started_is_at_work_in_its_first_step_only(
+    steps_timed: int, limit_s: float
+) -> None:
+    """The survivors train in the interrupted stage meanwhile, for as long as the start takes."""
+    cluster = started(1.0)
+    replaced(cluster)
+    fields = {"generation": 2, "steps_done": 50, "steps_timed": steps_timed}
+
+    def spinning(age_s: float) -> list[Any]:
+        cluster.beat("n0", 500.0, **fields, progress_age_s=age_s, phase="reduce")
+        cluster.beat("n2", 500.0, **fields, progress_age_s=age_s, phase="compute", idle_s=0.0)
+        return cluster.tick(500.0)
+
+    assert spinning(limit_s - 1.0) == []
+    assert only_error(spinning(limit_s + 1.0)).worker == "n2/0"
+
+
+@pytest.mark.parametrize(("steps_timed", "limit_s"), [(0, 60.0), (1, 3.0)])
+def test_a_survivor_that_is_to_leave_a_step_has_the_time_of_a_fresh_start_in_the_first_one_only(
+    steps_timed: int, limit_s: float
+) -> None:
+    cluster = started(12.0)
+    replaced(cluster)
+    second = only_error(cluster.signal(cluster.exited("n0/0", 2.0, generation=2), 2.0))
+    restart_plan("p3", second, cluster, "n0/0", generation=2)
+
+    def deaf(age_s: float) -> list[Any]:
+        fields = {"steps_done": 50, "steps_timed": steps_timed, "hold_age_s": age_s, "progress_age_s": age_s}
+        cluster.beat("n2", 500.0, generation=2, phase="compute", idle_s=age_s, **fields)
+        return cluster.tick(500.0)
+
+    assert deaf(limit_s - 0.1) == []
+    assert only_error(deaf(limit_s + 0.1)).worker == "n2/0"
+
+
 @pytest.mark.parametrize(("parts", "limit_s"), [(1, HARD_S), (2, COLD_FLOOR_S)])
 def test_a_fresh_process_that_joins_has_that_time_too_and_in_build_what_it_does_is_work(
     parts: int, limit_s: float

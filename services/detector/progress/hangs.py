@@ -230,7 +230,7 @@ def _limit_to_leave(
     task: MonitoredTask, status: WorkerStatus, step_limit: HangLimit, limits: StallLimits
 ) -> tuple[HangLimit, bool]:
     """Return for how long a rank may take to leave its step, and whether that is the first one of its generation."""
-    first = status.generation != task.generation or not task.durations_s
+    first = stalls.in_first_step(status) and (status.generation != task.generation or not task.durations_s)
     limit = step_limit
     if status.phase == "setup" and task.setup_s is not None:
         # The rank may be in the user's ``build``.

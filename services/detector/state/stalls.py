@@ -170,8 +170,8 @@ def find(
     else:
         late = _late(statuses, data_parallel_only)
         limit = limit_of(statuses, mean_s, deviation_s, previous_mean_s, growth, late, limits, gaps, cold)
-    first = cold is not None and mean_s is None
-    workers = {w for w in late if w not in in_collective and may_work(statuses[w], first=first)}
+    first = {w for w in late if cold is not None and mean_s is None and in_first_step(statuses[w])}
+    workers = {w for w in late if w not in in_collective and may_work(statuses[w], first=w in first)}
     blamed = tuple(w for w in late if exceeds(statuses[w], limit, limits, works=w in workers, part=part))
     if stalled_s <= part * limit.limit_s or (late and not blamed):
         return _alone(statuses, gaps, limits, whole, part) if data_parallel_only and gaps is not None else None
@@ -201,6 +201,14 @@ def longer(limit: HangLimit, other: HangLimit) -> HangLimit:
 def is_fresh(status: WorkerStatus) -> bool:
     """Return whether a process is in its first steps; False where its agent does not say."""
     return status.steps_done is not None and status.steps_done < COLD_STEPS
+
+
+def in_first_step(status: WorkerStatus) -> bool:
+    """Return whether a rank has ended no step of its generation.
+
+    The mean of a stage's steps is not known while its plan is under way; its ranks may have ended many steps by then.
+    """
+    return status.steps_timed == 0
 
 
 def may_work(status: WorkerStatus, *, first: bool) -> bool:
@@ -329,7 +337,8 @@ def limit_of(
     limit = _warm_limit(statuses, mean_s, deviation_s, previous_mean_s, growth, late, limits, gaps)
     if any(statuses[worker].phase in BETWEEN_STEPS for worker in judged):
         limit = longer(limit, slow)
-    if cold is not None and (mean_s is None or any(is_fresh(statuses[worker]) for worker in judged)):
+    first = mean_s is None and any(in_first_step(statuses[worker]) for worker in judged)
+    if cold is not None and (first or any(is_fresh(statuses[worker]) for worker in judged)):
         limit = longer(limit, cold)
     return limit
 
