@@ -25,6 +25,7 @@ from services.agent.commands import Commands
 from services.agent.files.file_server import FileServer
 from services.agent.files.rank_users import RankUsers
 from services.agent.files.snapshot_folders import SnapshotFolders, node_folder
+from services.agent.files.storage_return import StorageReturns
 from services.agent.files.task_files import TaskFiles, last_output
 from services.agent.files.task_secrets import TaskSecrets
 from services.agent.machine.address import NodeAddress
@@ -133,6 +134,7 @@ class Agent:
             self.node, address.store_ip, folders, self._fork_servers.current, self.devices.problem
         )
         self._stacks = stacks.Stacks(self.node, self._files.stacks, self.send, self._kill)
+        self._storage = StorageReturns()
         self._background = Background()
         self._stopping = False
         self._successor = False
@@ -300,9 +302,14 @@ class Agent:
         schedule = scheduled(process.pid) if isinstance(message, messages.Progress) else None
         at_s, now = self._clock.seconds(), self._clock.now()
         self._signals.put(self.node.receive(process, message, at_s=at_s, now=now, schedule=schedule))
+        if isinstance(message, messages.CheckpointFailed) and message.lends:
+            self._background.spawn(self._storage.wait(process, message.folders, self._storage_returned))
         # No command waits for progress, which comes many times a second.
         if not isinstance(message, messages.Progress):
             self._note_change()
+
+    def _storage_returned(self, process: Process) -> None:
+        self._signals.put([self.node.storage_returned(process, self._clock.now())])
 
     def _exited(self, process_id: str, exit_code: int) -> None:
         if process_id.startswith(ID_PREFIX):

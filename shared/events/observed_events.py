@@ -58,7 +58,7 @@ class TaskResultUnwritten(TaskEvent):
 
     What is done is kept: in a checkpoint, or in its nodes' memory. ``reason``: in words. ``worker``: the worker that
     reported it. ``retry_at``: when the task is to have workers again, to write only. ``ended``: that time has come
-    (appended by a timer of the planner).
+    (appended by a timer of the planner), or a node sees that the storage has returned (by the detector).
     """
 
     type: Literal["task.result-unwritten"] = "task.result-unwritten"

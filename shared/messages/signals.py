@@ -157,6 +157,15 @@ class RankCopies(RankSignal):
     lack: str = ""
 
 
+class StorageReturned(RankSignal):
+    """Folders of a task that waits for its storage without workers take a file again, which they had not before.
+
+    Sent by the node of the worker that had reported them.
+    """
+
+    kind: Literal["storage-returned"] = "storage-returned"
+
+
 class RankStopped(RankSignal):
     """The task stopped at a step boundary on request (sent for rank 0). ``path``: its checkpoint."""
 
@@ -205,6 +214,7 @@ RankSignals = (
     | RankCheckpointed
     | RankCheckpointFailed
     | RankCopies
+    | StorageReturned
     | RankStopped
     | RankFinished
 )

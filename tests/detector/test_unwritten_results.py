@@ -8,7 +8,7 @@ from typing import Any
 from services.detector.progress.unwritten_results import FIRST_WAIT_S, LONGEST_WAIT_S
 from shared.events.plans import TaskChange
 from shared.events.union import TaskCheckpointFailed, TaskResultUnwritten, TaskSubmitted
-from shared.messages.signals import RankCheckpointFailed
+from shared.messages.signals import RankCheckpointFailed, StorageReturned
 from shared.tasks.specification import parse_spec
 from tests.agent.kit import SPEC, stage
 from tests.detector.kit import START, Cluster, at, moved, plan
@@ -19,6 +19,11 @@ FULL = "all steps are done, and the result cannot be written: no room"
 def failed(cluster: Cluster, now: float, *, lends: bool) -> list[Any]:
     about = {**cluster._about("n0/0", now, 100), "reason": FULL, "lends": lends}
     return cluster.signal(RankCheckpointFailed.model_validate(about), now)
+
+
+def storage_returned(cluster: Cluster, now: float, generation: int) -> list[Any]:
+    about = cluster._about("n0/0", now, 100, generation=generation)
+    return cluster.signal(StorageReturned.model_validate(about), now)
 
 
 def tried_again(cluster: Cluster, number: int) -> None:
@@ -69,6 +74,19 @@ def test_each_try_in_vain_makes_it_wait_longer_until_it_is_submitted_again() -> 
     tried_again(cluster, 9)
     (event,) = failed(cluster, 50.0, lends=True)
     assert event.retry_at == at(50.0) + timedelta(seconds=FIRST_WAIT_S)
+
+
+def test_a_node_that_can_write_again_ends_the_wait_that_began_in_its_generation() -> None:
+    cluster = Cluster()
+    assert storage_returned(cluster, 30.0, 1) == [], "it does not wait"
+    failed(cluster, 31.0, lends=True)
+    assert storage_returned(cluster, 45.0, 7) == []
+    (event,) = storage_returned(cluster, 50.0, 1)
+    assert isinstance(event, TaskResultUnwritten)
+    assert (event.ended, event.generation, event.retry_at) == (True, 1, at(50.0))
+    assert storage_returned(cluster, 51.0, 1) == [], "the signal is repeated"
+    tried_again(cluster, 0)
+    assert storage_returned(cluster, 60.0, 1) == [], "it tries"
 
 
 def test_what_is_being_done_about_the_task_comes_first() -> None:

@@ -122,10 +122,11 @@ def test_its_workers_are_lent_and_it_has_some_back_to_write_only(
     assert f'unicron_task_waits_for_storage{{task="{name}"}} 1.0' in client.http.get("/metrics").text
     client.until("the other task has them", lambda: client.task(other)["workers"] == 4)
     for path in blocked:
-        path.unlink()
-    client.http.post(f"/v1/tasks/{name}/resume").raise_for_status()
+        path.unlink()  # a node sees it long before the time has come to try again
     client.until_state(name, "succeeded")
     check_result(client, name, spec, tmp_path)
+    waits = events(client, name, "task.result-unwritten")
+    assert [(wait["ended"], wait["reason"][-30:]) for wait in waits[1:]] == [(True, "can write to its storage again")]
     last = [e for e in events(client, name, "state.moved") if e["phase"] == "restored"][-1]
     assert (last["step"], last["steps_recomputed"]) == (12, 0)
     assert set(last["sources"].values()) <= {"memory", "peer-memory"}

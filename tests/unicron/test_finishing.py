@@ -174,11 +174,15 @@ async def test_workers_are_lent_once_tries_were_in_vain_and_what_is_done_is_kept
     async with agent(tmp_path / "run") as a:
         blocked = block(a, "result", *(() if kept == "checkpoint" else ("checkpoints",)))
         await begin(a, spec, ["w0"], env=env)
-        assert not (await waiting(a, tries=1)).lends
+        first = await waiting(a, tries=1)
+        assert (first.lends, first.folders) == (False, [])
         last = await waiting(a, tries=4)
         assert last.lends == (kept != "nowhere")
         if kept == "nowhere":
             return
+        generation = a.folder / "generation-1"
+        vain = ["result", *(["checkpoints/step-6"] if kept == "copies" else [])]
+        assert last.folders == [str(generation / folder) for folder in vain]
         a.send_all(["w0"], Stop(generation=1, lose_steps=True))
         await a.until(lambda: bool(a.of(Stopped)) and "w0" in a.exits)
         (stopped,) = a.of(Stopped)

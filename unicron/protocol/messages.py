@@ -224,6 +224,8 @@ class CheckpointFailed(Message):
     lends: bool = False
     """Whether other tasks may have the workers until the result can be written: all steps are done, tries were in vain
     for a while, and what is done is kept without the processes."""
+    folders: list[str] = field(default_factory=list)
+    """With ``lends``: the local folders that could not be written to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

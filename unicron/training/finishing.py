@@ -23,8 +23,8 @@ from unicron.state.user_state import UserState
 FIRST_WAIT_S = 1.0
 """Before the second try: a hiccup of a file system takes no longer."""
 
-LONGEST_WAIT_S = 60.0
-"""Between two later ones, each twice as long as the one before: short beside the time in which somebody makes room."""
+LONGEST_WAIT_S = 10.0
+"""Between two later ones, each twice as long as the one before: it is written soon after the storage is back."""
 
 LOOK_S = 0.5
 """How often ranks that wait look for a hold and for requests, and show that they live."""
@@ -89,6 +89,8 @@ class Finishing:
         host.outcomes = host.outcomes._replace(failed=lambda step, reason: None)
         self._finished: Finished | None = None
         self._copied = self._saved = False
+        self._folders: list[str] = []
+        """Local folders that the newest try could not write to."""
         self._began_s = time.monotonic()
 
     def until_written(self) -> Finished | None:
@@ -118,7 +120,7 @@ class Finishing:
 
     def _write(self) -> str:
         """Write what is not written; return why something could not be, the same on all ranks."""
-        host, unsaved = self._host, ""
+        host, unsaved, self._folders = self._host, "", []
         if host.runs_script:
             unsaved = self._save()
         if self._finished is None:
@@ -126,6 +128,7 @@ class Finishing:
                 host.configure, host.rank_state, host.last_loss, host.link.wait, self._look
             )
             if missing:
+                self._folders.append(f"{host.configure.directory}/result")
                 unsaved = unsaved or self._save()
                 nor = f", nor a checkpoint: {unsaved}" if unsaved else ""
                 return f"the result cannot be written: {missing}{nor}"
@@ -135,8 +138,10 @@ class Finishing:
     def _save(self) -> str:
         if not self._can_save:
             return ""
-        reason = self._host.save()[1]
+        location, reason = self._host.save()
         self._saved = not reason
+        if reason and "://" not in location:
+            self._folders.append(location)
         return reason
 
     def _lends(self) -> bool:
@@ -156,13 +161,15 @@ class Finishing:
         if not host.link.supervised:
             raise OSError(reason)
         if host.configure.rank == 0:
+            lends = self._lends()
             host.link.send(
                 CheckpointFailed(
                     generation=host.configure.generation,
                     rank=host.configure.rank,
                     step=host.rank_state.applied,
                     reason=f"all steps are done, and {reason}"[: reporting.DETAIL_CHARACTERS],
-                    lends=self._lends(),
+                    lends=lends,
+                    folders=self._folders if lends else [],
                 )
             )
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from services.agent.machine import bandwidth
+from services.agent.machine.writing import write_problem
 from services.agent.node.slots import Node
 from services.agent.ranks.fork_server import ForkServer
 from services.agent.ranks.stores import ID_PREFIX
@@ -134,7 +134,7 @@ class SelfTests:
 
     async def _writes(self, _: SelfTest) -> list[CheckResult]:
         for folder in self._folders:
-            if problem := await asyncio.to_thread(_write_problem, folder):
+            if problem := await asyncio.to_thread(write_problem, folder):
                 return [CheckResult(name="folders", ok=False, detail=problem)]
         return [CheckResult(name="folders", ok=True, detail=f"{len(self._folders)} take a file")]
 
@@ -220,20 +220,3 @@ class SelfTests:
         detail = ", ".join(f"{peer} {rate:.3g}" for peer, rate in rates.items())
         ok = value >= least
         return [CheckResult(name=BANDWIDTH, ok=ok, value=value, bound=least, unit="bytes/s", detail=detail)]
-
-
-def _write_problem(folder: Path) -> str:
-    """Return why the folder takes no file; empty if it does."""
-    path = folder / f".self-test-{uuid.uuid4().hex}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
-            file.write(bytes(4096))
-            file.flush()
-            os.fsync(file.fileno())
-        path.unlink()
-    except OSError as err:
-        with contextlib.suppress(OSError):
-            path.unlink()
-        return f"{folder} cannot be written to: {err.strerror or err}"
-    return ""

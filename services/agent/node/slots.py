@@ -28,6 +28,7 @@ from shared.messages.signals import (
     RankRaised,
     RankStopped,
     Signal,
+    StorageReturned,
     WorkerStatus,
 )
 from unicron.protocol import messages
@@ -329,6 +330,10 @@ class Node:
                 return RankCopies(**about, lack=encodable(message.lack))
         reason = encodable(message.reason)
         return RankCheckpointFailed(**about, reason=reason, lends=message.lends)
+
+    def storage_returned(self, process: Process, now: datetime) -> Signal:
+        """Return the signal that the storage can be written again which a task waits for since this process said so."""
+        return StorageReturned(**self._about(process, now, generation=process.generation, step=process.step))
 
     def _stopped(self, process: Process, message: messages.Stopped, now: datetime) -> Signal:
         about = self._about(process, now, generation=message.generation, step=message.step)

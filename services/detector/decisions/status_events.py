@@ -40,6 +40,7 @@ from shared.messages.signals import (
     RankIdentified,
     RankSignals,
     RankStopped,
+    StorageReturned,
     WorkerStatus,
 )
 
@@ -239,6 +240,8 @@ def of_signal(task: MonitoredTask, signal: RankSignals, now: datetime) -> Event 
                 reason=signal.lack,
                 ended=not signal.lack,
             )
+        case StorageReturned():
+            return unwritten_results.returned(task, signal, now)
         case RankStopped():
             return TaskStopped(
                 event_id=derived_id(cause, SERVICE, "stopped"),

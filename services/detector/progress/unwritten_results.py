@@ -2,7 +2,8 @@
 
 A rank reports it once it has tried in vain for a while and what is done is kept without the processes. The workers are
 then lent to other tasks. The task has some again, to write only, after a time that grows with each such wait: each try
-may take workers from others, and nobody knows beforehand that it will be in vain.
+may take workers from others, and nobody knows beforehand that it will be in vain. A node that sees its storage return
+ends the wait.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from datetime import datetime, timedelta
 from services.detector.incidents.faults import SERVICE
 from services.detector.state.task import MonitoredTask
 from shared.events.union import TaskResultUnwritten, derived_id
-from shared.messages.signals import RankCheckpointFailed
+from shared.messages.signals import RankCheckpointFailed, StorageReturned
 
 FIRST_WAIT_S = 120.0
 """Chosen: long beside the start of processes, which each try costs, and short beside the time in which somebody notices
-that a disk is full and makes room. Whoever has made room need not wait: ``unicron resume``."""
+that a disk is full and makes room. Nobody need wait who has made room that a node does not see: ``unicron resume``."""
 
 LONGEST_WAIT_S = 600.0
 """Chosen: a try takes about half a minute, so at most a twentieth of the time of the workers goes into tries."""
@@ -36,7 +37,7 @@ def wait_s(before: int) -> float:
 def unwritten(task: MonitoredTask, signal: RankCheckpointFailed, now: datetime) -> TaskResultUnwritten:
     """Return the event of a task whose workers go to others until it tries again. There is one in a generation."""
     return TaskResultUnwritten(
-        event_id=derived_id(f"{signal.task}/{signal.generation}", SERVICE, "result-unwritten"),
+        event_id=_unwritten_id(signal.task, signal.generation),
         occurred_at=min(signal.occurred_at, now),
         task=signal.task,
         generation=signal.generation,
@@ -45,3 +46,25 @@ def unwritten(task: MonitoredTask, signal: RankCheckpointFailed, now: datetime) 
         reason=signal.reason,
         retry_at=now + timedelta(seconds=wait_s(task.lent)),
     )
+
+
+def returned(task: MonitoredTask, signal: StorageReturned, now: datetime) -> TaskResultUnwritten | None:
+    """Return the event of a task that is to try again now; None if it does not wait since that generation."""
+    if _unwritten_id(task.name, signal.generation) not in task.recorded or signal.generation != task.generation:
+        return None
+    at = min(signal.occurred_at, now)
+    return TaskResultUnwritten(
+        event_id=derived_id(f"{signal.task}/{signal.generation}", SERVICE, "storage-returned"),
+        occurred_at=at,
+        task=signal.task,
+        generation=signal.generation,
+        step=signal.step,
+        worker=signal.worker,
+        reason=f"node {signal.node} can write to its storage again",
+        retry_at=at,
+        ended=True,
+    )
+
+
+def _unwritten_id(task: str, generation: int) -> str:
+    return derived_id(f"{task}/{generation}", SERVICE, "result-unwritten")
