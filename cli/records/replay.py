@@ -163,9 +163,9 @@ def _report_json(report: Report) -> str:
 
 
 def _report_text(report: Report) -> str:
+    older = f", {report.older} of an older decider passed its checks" if report.older else ""
     lines = [
-        f"{report.events} events, {report.plans} plans, {report.verified} decided again with the same result, "
-        f"{report.older} of an older decider passed its checks",
+        f"{report.events} events, {report.plans} plans, {report.verified} decided again with the same result{older}",
         f"hash chain: {'intact' if report.chain_ok else 'BROKEN'}, head {report.head}",
     ]
     if report.begins_after:
