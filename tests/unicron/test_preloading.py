@@ -71,6 +71,7 @@ def test_each_thread_is_named_with_the_module_whose_import_started_it(modules: P
 
 def test_imports_are_as_without_the_watch(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(modules))
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
     before = [*sys.meta_path]
     with ThreadWatch():
         import outer.quiet  # type: ignore[import-not-found]
