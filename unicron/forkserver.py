@@ -233,7 +233,7 @@ class ForkServer:
         try:
             os.setsid()
             redirect(output)
-            write_stacks(request.get("stacks"))
+            stacks = write_stacks(request.get("stacks"))
             if (uid := request.get("uid")) is not None:
                 become(uid)
             if not end_with_parent(self._pid, signal.SIGKILL):
@@ -241,6 +241,7 @@ class ForkServer:
             process_output.protect()
             self._leave_server()
             os.environ.update(request.get("env") or {})
+            os.environ[environment.STACKS] = str(stacks)
             code = work()
         except SystemExit as exit_:
             code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)

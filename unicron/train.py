@@ -178,12 +178,17 @@ _BEGIN_ANEW = "import sys; sys.path.append(sys.argv.pop()); from unicron import 
 """What the fresh interpreter runs. The task's search path may be without this library, which comes behind all else."""
 
 
-def begin_anew(folder: str) -> NoReturn:
-    """Replace this forked process by a fresh interpreter, which looks for modules in a folder first."""
-    os.set_inheritable(processes.stacks_descriptor, True)
+def begin_anew(folder: str, stacks: int) -> NoReturn:
+    """Replace this forked process by a fresh interpreter, which looks for modules in a folder first.
+
+    Args:
+        folder: the folder.
+        stacks: descriptor of the file to which this process's stacks are written.
+    """
+    os.set_inheritable(stacks, True)
     folders = (folder, environment.text(environment.SEARCH_PATH))
     os.environ[environment.SEARCH_PATH] = os.pathsep.join(filter(None, folders))
-    os.environ[environment.STACKS] = str(processes.stacks_descriptor)
+    os.environ[environment.STACKS] = str(stacks)
     print(f"unicron: megatron-core is that of {folder}", flush=True)
     os.execv(sys.executable, [sys.executable, "-P", "-c", _BEGIN_ANEW, str(Path(__file__).resolve().parents[1])])
 
@@ -212,13 +217,14 @@ def child() -> int:
     from unicron.link.torchrun import standalone_generation
 
     megatron_cpu.enable()
+    stacks = int(os.environ.pop(environment.STACKS, "2"))  # no concern of the script, nor of what it starts
     path, code = Path(os.environ[environment.SPEC]), 0
     try:
         task = spec.load(path)
         if task.script:
             enter_directory()
             if task.loop != spec.RESTART and (folder := foreign_core(task.script, task.module)):
-                begin_anew(folder)
+                begin_anew(folder, stacks)
         if task.loop == spec.RESTART:
             from unicron.whole_restart import rank
 
@@ -258,7 +264,7 @@ def _exit_code(end: SystemExit) -> int:
 def go_on() -> NoReturn:
     """Go on as the forked process that this interpreter has replaced (``begin_anew``), and end as it would."""
     output.protect()
-    processes.write_stacks_to(int(os.environ.pop(environment.STACKS, "2")))
+    processes.write_stacks_to(int(os.environ[environment.STACKS]))
     code = child()
     sys.stdout.flush()
     sys.stderr.flush()

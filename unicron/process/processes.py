@@ -91,11 +91,7 @@ def redirect(output: int) -> None:
     os.close(output)
 
 
-stacks_descriptor = 2
-"""Where ``write_stacks`` has this process's stacks written."""
-
-
-def write_stacks(path: str | None) -> None:
+def write_stacks(path: str | None) -> int:
     """Have the main thread's Python stack written on SIGUSR2, and those of all before a fatal signal ends the process.
 
     The stacks of other threads are not read on SIGUSR2: that ends the process if one of them runs
@@ -107,15 +103,17 @@ def write_stacks(path: str | None) -> None:
     Args:
         path: the file to write to; None, or one that cannot be written: standard error. To be opened before the process
             changes its user, since it belongs to the node agent, which empties and reads it.
+
+    Returns:
+        The file's descriptor.
     """
-    global stacks_descriptor
     descriptor = 2
     if path is not None:
         with contextlib.suppress(OSError):
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
             descriptor = os.open(path, flags, 0o600)
-    stacks_descriptor = descriptor
     write_stacks_to(descriptor)
+    return descriptor
 
 
 def write_stacks_to(descriptor: int) -> None:
