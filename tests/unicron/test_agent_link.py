@@ -81,7 +81,7 @@ class FakeAgent:
 @pytest.fixture
 def interval_s(request: pytest.FixtureRequest) -> float:
     """Return for how long progress may be kept back."""
-    return float(getattr(request, "param", environment.DEFAULTS[environment.PROGRESS_INTERVAL_S]))
+    return float(getattr(request, "param", environment.DEFAULTS[environment.REPORT_INTERVAL_S]))
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def connected(monkeypatch: pytest.MonkeyPatch, interval_s: float) -> Iterator[tu
     """An agent, and a link to it that has joined generation 2."""
     address = f"@unicron-test-{uuid4().hex}"
     monkeypatch.setenv(environment.SOCKET, address)
-    monkeypatch.setenv(environment.PROGRESS_INTERVAL_S, str(interval_s))
+    monkeypatch.setenv(environment.REPORT_INTERVAL_S, str(interval_s))
     agent = FakeAgent(address)
     link = AgentLink()
     agent.accept()

@@ -46,7 +46,7 @@ def environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
         "PYTHONWARNINGS": "ignore",
         "UNICRON_ORPHAN_GRACE_S": "2",
-        "UNICRON_PROGRESS_INTERVAL_S": "0",
+        "UNICRON_REPORT_INTERVAL_S": "0",
         # On a busy machine a healthy replica may stand still for longer than it may by default.
         "UNICRON_FINISH_FLOOR_S": "600",
     }

@@ -5,7 +5,7 @@ connection's thread flushes. Messages are those of ``unicron.protocol.messages``
 them.
 
 Progress inside a step (``unicron.link.newest_progress``) is kept back until something else is sent, or until
-``UNICRON_PROGRESS_INTERVAL_S`` has passed since progress was sent last: at once if it has, else by the connection's
+``UNICRON_REPORT_INTERVAL_S`` has passed since progress was sent last: at once if it has, else by the connection's
 thread. Short steps thus cost one write each.
 
 When the agent ends, its successor gets a new connection: first ``Hello``, then the messages that no agent has answered
@@ -78,7 +78,7 @@ class AgentConnection:
         self._backlog: deque[bytes] = deque()
         self._unanswered: deque[bytes] = deque()
         """Messages that the agent's successor would get again."""
-        self._progress = NewestProgress(environment.number(environment.PROGRESS_INTERVAL_S))
+        self._progress = NewestProgress(environment.number(environment.REPORT_INTERVAL_S))
         self._waits_timed = False
         """Whether the connection's thread wakes by itself when progress that is kept back is due."""
         self._answers = False

@@ -69,7 +69,7 @@ BUCKET_BYTES = "UNICRON_BUCKET_BYTES"
 ROUND_BYTES = "UNICRON_ROUND_BYTES"
 """Bytes that a rank sends, and receives, in one round of a transfer of state."""
 
-PROGRESS_INTERVAL_S = "UNICRON_PROGRESS_INTERVAL_S"
+REPORT_INTERVAL_S = "UNICRON_REPORT_INTERVAL_S"
 """How long a rank may keep back what it does inside a step; newer progress takes the place of what was kept back."""
 
 RANK_NICE = "UNICRON_RANK_NICE"
@@ -116,7 +116,7 @@ DEFAULTS: dict[str, float] = {
     ROUND_BYTES: 64 << 20,
     # Half the interval of heartbeats (0.25 s), which are all that the agent passes progress on with; and with it a rank
     # that waits for a peer has said so before the peer may be taken for hanging (0.5 s, ``hang_floor_s``).
-    PROGRESS_INTERVAL_S: 0.125,
+    REPORT_INTERVAL_S: 0.125,
     RANK_NICE: 0,
     # The prior of the planner (``mtbf_node_s``).
     MTBF_NODE_S: 20 * 86_400.0,
