@@ -53,6 +53,7 @@ PAUSE_S, BUSY_PAUSE_S, REST, SUMS_S = 0.5, 3.0, 2.0, 10.0
 BUSY_EVENTS, BUSY_ROUND_S = 20, 0.5
 _GOING_ON = "&".join(f"state={state}" for state in ("pending", "queued", "running", "transitioning", "degraded"))
 _PATHS = (
+    "/v1/troubles",
     "/v1/nodes?limit=500",
     f"/v1/tasks?limit=100&order=newest&{_GOING_ON}&state=stopping",
     "/v1/tasks?limit=20&order=newest&state=failed",

@@ -51,6 +51,7 @@ from services.api.routers import (
     results,
     slow_workers,
     tasks,
+    troubles,
     waf,
 )
 from services.api.signed_heads import SignedHeads
@@ -92,6 +93,7 @@ ROUTERS = tuple(
         ids,
         browser,
         health,
+        troubles,
         metrics,
         page,
     )

@@ -40,7 +40,7 @@ LATER = START + timedelta(seconds=4 * DAY_S)
 
 LARGEST = 2**63 - 1
 
-TOLD_BY = ("costs", "incidents", "metrics", "slow_workers", "waf")
+TOLD_BY = ("costs", "incidents", "metrics", "slow_workers", "troubles", "waf")
 """Routers that ask for the present time."""
 
 

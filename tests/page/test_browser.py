@@ -122,8 +122,8 @@ async def test_an_open_incident_stands_out(cluster: Server) -> None:
             node="n1",
         )
         await browser.shows("#incident-rows tr.open", "node-lost")
-        await browser.shows("#summary.trouble", "▲ 1 open incident")
-        assert await browser.page.title() == "▲ 1 node lost, 1 open incident - Unicron"
+        await browser.shows("#summary.trouble", "▲ 1 cause of trouble")
+        assert await browser.page.title() == "▲ SEV1: node-lost of n1 - Unicron"
         browser.check()
 
 

@@ -44,7 +44,7 @@ async def test_the_chart_has_all_incidents_of_its_time(cluster: Server) -> None:
     async with browsing(cluster) as browser:
         await browser.open()
         await browser.shows("#waf-text", "31 incidents in this time.")
-        await browser.shows("#troubles", "▲ at least 25 open incidents")
+        await browser.shows("#trouble-list", "hang of n0/1, 30 times")
         await browser.shows("#more-incidents", "Only the newest 25 incidents are shown")
         await detect(cluster, 3, 1)
         await browser.shows("#waf-text", " 34 incidents in this time.")
@@ -94,8 +94,13 @@ async def test_lists_say_that_there_is_more(cluster: Server) -> None:
         await fail(cluster, f"broken-{number}", "no such file")
     async with browsing(cluster) as browser:
         await browser.open()
-        await browser.shows("#troubles", "▲ at least 20 tasks failed")
+        await browser.shows("#trouble-list", "broken-21, broken-20, broken-19 and 19 more failed: no such file")
         await browser.shows(
             "#more-tasks", "Only the newest 20 failed tasks are shown; the command unicron ps lists all."
         )
+        assert await browser.page.locator("#task-rows tr").count() == 12
+        await browser.page.get_by_role("button", name="Show all 21").click()
+        assert await browser.page.locator("#task-rows tr").count() == 21
+        await browser.page.get_by_role("button", name="Show fewer").wait_for()
+        await browser.drawn_again()
         assert await browser.page.locator("#task-rows tr").count() == 21

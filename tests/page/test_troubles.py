@@ -9,10 +9,10 @@ import pytest
 
 from shared.events.plans import Response, Trigger
 from shared.events.severities import ErrorKind, Method, Severity
-from shared.events.union import ErrorDetected, PlanDecided, TaskFailed, TaskSubmitted, WorkerSlowed
+from shared.events.union import ErrorDetected, NodeJoined, PlanDecided, TaskFailed, TaskSubmitted, WorkerSlowed
 from shared.messages.health import Health
 from tests.api.kit import Server, spec
-from tests.page.kit import SCHEMES, browsing
+from tests.page.kit import SCHEMES, browsing, event_types
 
 pytestmark = pytest.mark.page
 
@@ -51,39 +51,143 @@ async def wait_for_workers(cluster: Server, task: str) -> None:
     )
 
 
-async def test_the_header_and_the_title_say_all_that_needs_somebody(cluster: Server) -> None:
+async def test_each_cause_has_a_row_the_gravest_first_and_the_title_says_it(cluster: Server) -> None:
     async with browsing(cluster) as browser:
         await browser.open()
         await browser.shows("#summary", "● no trouble")
+        await browser.shows("#parts", "● control plane works")
+        assert await browser.page.title() == "Unicron"
         await fail(cluster, "broken")
-        await browser.shows("#summary.trouble", "▲ 1 task failed")
+        await browser.shows("#summary.trouble", "▲ 1 cause of trouble")
         await lose(cluster, "n1", "i2")
         await wait_for_workers(cluster, "patient")
         slow = {"node": "n0", "worker": "n0/0", "rank": 0, "slowdown": 2.5}
         await cluster.append(WorkerSlowed, task="gpt", generation=3, step=9, **slow)
-        await browser.shows("#troubles", "△ 1 slow worker")
-        await browser.shows("#troubles", "△ 1 task queued")
-        await browser.shows("#troubles", "▲ 1 node lost")
-        assert await browser.page.locator("#troubles li").all_inner_texts() == [
-            "▲ 1 task failed", "▲ 1 node lost", "▲ 1 open incident", "△ 1 task queued", "△ 1 slow worker",
+        await browser.shows("#summary", "▲ 4 causes of trouble")
+        assert await browser.page.locator("#trouble-list h3").all_inner_texts() == [
+            "▲ SEV1: node-lost of n1", f"▲ broken failed: {REASON.splitlines()[0]}",
+            "△ n0/0 of gpt is 2.50 times as slow as its peers", "△ patient waits for workers: needs 9 workers",
         ]  # fmt: skip
-        assert (await browser.page.title()).startswith("▲ 1 task failed, 1 node lost, 1 open incident")
-        await browser.page.get_by_role("link", name="▲ 1 open incident").click()
-        assert browser.page.url.endswith("#incidents")
+        assert await browser.page.title() == "▲ SEV1: node-lost of n1 and 3 more - Unicron"
         browser.check()
 
 
-async def test_a_part_of_the_control_plane_that_is_away_is_said_in_the_header(
-    cluster: Server, parts: dict[str, Health]
-) -> None:
+async def test_a_part_of_the_control_plane_that_is_away_comes_first(cluster: Server, parts: dict[str, Health]) -> None:
+    await lose(cluster, "n1", "i2")
     async with browsing(cluster) as browser:
         await browser.open()
-        await browser.shows("#parts", "● control plane works")
+        await browser.shows("#trouble-list", "n1 is lost: start the machine")
         parts["planner"] = Health(ready=False, detail="waiting for the log", handled=0)
-        await browser.shows("#parts.trouble", "▲ control plane: planner does not work (waiting for the log)")
+        await browser.shows("#parts.trouble", "▲ control plane: planner away, planner ")
         await browser.shows("#parts", "events behind")
-        await browser.shows("#troubles", "▲ planner does not work")
         await browser.shows("#connection", "△ up to date")
+        await browser.shows("#trouble-list", "Nothing heals it while the control plane is away.")
+        first = await browser.page.locator("#trouble-list li").first.inner_text()
+        assert "The control plane does not work (planner: waiting for the log)" in first
+        assert "Start planner again (unicron control, or its unit)" in first
+        browser.check()
+
+
+SCREENS = [{"width": 390, "height": 844}, {"width": 1440, "height": 900}]
+
+
+@pytest.mark.parametrize("screen", SCREENS, ids=["phone", "desk"])
+async def test_cause_action_and_cost_of_all_that_is_wrong_are_on_the_first_screen(
+    cluster: Server, parts: dict[str, Health], screen: dict[str, int]
+) -> None:
+    parts["planner"] = Health(ready=False, detail="waiting for the log", handled=0)
+    await cluster.append(
+        ErrorDetected,
+        incident="i2",
+        kind=ErrorKind.PROCESS_EXIT,
+        severity=Severity.SEV2,
+        method=Method.PROCESS_SUPERVISION,
+        occurred_at=datetime.now(UTC) - timedelta(seconds=100),
+        detected_at=datetime.now(UTC),
+        task="gpt",
+        node="n0",
+        worker="n0/1",
+        rank=1,
+        generation=3,
+        step=99,
+    )
+    names = [f"m{number}" for number in range(8)]
+    for name in names:
+        await cluster.append(
+            NodeJoined,
+            node=name,
+            incarnation=name,
+            agent_pid=1,
+            domain="rack-4",
+            workers=[f"{name}/{i}" for i in range(8)],
+        )
+    for name in names:
+        await lose(cluster, name, f"lost-{name}")
+    await fail(cluster, "broken")
+    async with browsing(cluster, viewport=screen) as browser:
+        await browser.open("△ up to date")
+        await browser.shows("#summary", "▲ 4 causes of trouble")
+        await browser.shows("#losing", "losing 245 EUR/h, WAF ")  # 68 workers of 3.60 EUR/h
+        rows = browser.page.locator("#trouble-list li")
+        texts = [(await row.inner_text()).replace("\xa0", " ") for row in await rows.all()]
+        for text, said in zip(
+            texts,
+            [
+                ("control plane does not work", "Start planner again", "cost not known"),
+                (
+                    "process-exit of n0/1; hits gpt",
+                    "longer than usual (median 8.0 s)",
+                    "14.40 EUR/h",
+                    "nobody is on it",
+                ),
+                ("8 nodes of rack-4", "m0 is lost: start the machine", "230 EUR/h"),
+                ("broken failed: the script has failed 4 times", "unicron resume broken", "0.00 EUR/h"),
+            ],
+            strict=True,
+        ):
+            assert all(part in text for part in said), text
+        for part in ("h3", ".since", ".todo", ".cost"):
+            for found in await rows.locator(part).all():
+                box = await found.bounding_box()
+                assert 0 <= box["x"] <= box["x"] + box["width"] <= screen["width"]
+                assert 0 <= box["y"] <= box["y"] + box["height"] <= screen["height"], await found.inner_text()
+        shown = await browser.page.locator("main section").evaluate_all("(all) => all.map((one) => one.id)")
+        assert [one for one in shown if one != "no-session"] == [
+            "now", "tasks", "cluster", "waf", "incidents", "plans", "costs",
+        ]  # fmt: skip
+        assert await browser.page.evaluate("document.documentElement.scrollWidth") == screen["width"]
+        browser.check()
+
+
+async def test_who_is_on_it_is_said_and_the_keyboard_stays_in_the_row(cluster: Server) -> None:
+    await lose(cluster, "n1", "i2")
+    async with browsing(cluster) as browser:
+        await browser.open()
+        row = browser.page.locator("#trouble-list li")
+        await browser.shows("#trouble-list .who", "nobody is on it")
+        await row.get_by_role("button", name="Acknowledge incident i2").focus()
+        await browser.page.keyboard.press("Enter")
+        await browser.page.locator("#confirm-yes").click()
+        await browser.shows("#trouble-list .who", " is on it")
+        await row.get_by_role("button", name="Acknowledge incident i2").wait_for(state="detached")
+        await browser.drawn_again()
+        label = await browser.page.evaluate("document.activeElement.getAttribute('aria-label')")
+        assert label == "Add a note to incident i2"
+        link = row.get_by_role("link", name="post-mortem of i2")
+        await link.focus()
+        await browser.drawn_again()
+        assert await link.evaluate("(found) => found === document.activeElement")
+        browser.check()
+
+
+async def test_a_task_that_failed_is_resumed_from_its_row(cluster: Server) -> None:
+    await cluster.append(TaskFailed, task="gpt", generation=3, step=95, reason="no such file")
+    async with browsing(cluster) as browser:
+        await browser.open()
+        await browser.page.locator("#trouble-list").get_by_role("button", name="Resume task gpt").click()
+        await browser.page.locator("#confirm-yes").click()
+        await browser.shows("#message", "Task gpt goes on.")
+        assert "task.submitted" in (await event_types(cluster))[-3:]
         browser.check()
 
 
@@ -96,10 +200,10 @@ async def test_axe_finds_no_violation_amid_troubles(cluster: Server, options: di
         await fail(cluster, "broken")
         await lose(cluster, "n1", "i2")
         await wait_for_workers(cluster, "patient")
-        await browser.shows("#troubles", "△ 1 task queued")
+        await browser.shows("#trouble-list", "△ patient waits for workers")
         await browser.shows("#nodes li.trouble", "n1")
         await browser.page.locator("#task-rows tr.failed summary").click()
-        await browser.page.get_by_role("button", name="Acknowledge incident i2").click()
+        await browser.page.locator("#trouble-list").get_by_role("button", name="Acknowledge").click()
         await browser.page.locator("#confirm-yes").click()
         await browser.shows("#message", "Incident i2 is acknowledged.")
         found = await Axe().run(browser.page)

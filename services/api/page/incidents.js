@@ -63,7 +63,7 @@ function fillIncident(row, incident, currency) {
   cost.textContent = money(incident.cost.failure_money, currency);
   row.className = isOpen(incident) ? "open" : "";
   const actions = incident.acknowledged ? [noteAction] : [acknowledgeAction, noteAction];
-  showActions(action, maySubmit() ? actions.map((make) => make(incident.id)) : []);
+  showActions(action, maySubmit() ? actions.map((make) => make([incident.id])) : []);
 }
 
 /** Return what happened how long after the fault. */
@@ -81,18 +81,24 @@ function pathOf(id, request) {
   return `/v1/incidents/${encodeURIComponent(id)}/${request}`;
 }
 
-function acknowledgeAction(id) {
-  const act = () => confirmed({
-    heading: `Acknowledge incident ${id}?`,
-    text: "Everybody who looks at it sees that you take care of it.",
-    yes: "Acknowledge",
-    done: `Incident ${id} is acknowledged.`,
-    send: () => post(pathOf(id, "acknowledge")),
-  });
-  return { text: "Acknowledge", label: `Acknowledge incident ${id}`, act };
+function named(ids) {
+  return `incident ${ids[0]}${ids.length > 1 ? ` and ${ids.length - 1} more` : ""}`;
 }
 
-function noteAction(id) {
+/** Return the action by which somebody says that they take care of incidents, which have one cause. */
+export function acknowledgeAction(ids) {
+  const act = () => confirmed({
+    heading: `Acknowledge ${named(ids)}?`,
+    text: "Everybody who looks at it sees that you take care of it.",
+    yes: "Acknowledge",
+    done: ids.length > 1 ? `${ids.length} incidents are acknowledged.` : `Incident ${ids[0]} is acknowledged.`,
+    send: () => Promise.all(ids.map((id) => post(pathOf(id, "acknowledge")))),
+  });
+  return { text: "Acknowledge", label: `Acknowledge ${named(ids)}`, act };
+}
+
+/** Return the action that adds a note to an incident: to the first of those that have one cause. */
+export function noteAction([id]) {
   const act = () => confirmed({
     heading: `Add a note to incident ${id}?`,
     text: "Everybody who looks at it sees the note, and who has written it. It stays in the log.",

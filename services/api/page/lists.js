@@ -18,7 +18,7 @@ const NOTHING = { items: [], more: false };
 
 /** What was answered last. `more`: there is more than was asked for. */
 export const known = {
-  actor: null, status: null, nodes: NOTHING, going: NOTHING, failed: NOTHING, finished: NOTHING, open: NOTHING, newest: NOTHING,
+  actor: null, troubles: null, nodes: NOTHING, going: NOTHING, failed: NOTHING, finished: NOTHING, open: NOTHING, newest: NOTHING,
   plans: NOTHING, slow: NOTHING, costs: null, waf: null, marks: NOTHING,
 };
 
@@ -54,8 +54,8 @@ export const liveParts = {
   async actor() {
     known.actor = await get("/v1/actor");
   },
-  async status() {
-    known.status = await get("/v1/status");
+  async troubles() {
+    known.troubles = await get("/v1/troubles");
   },
   async nodes() {
     const nodes = await listed("/v1/nodes", MOST_NODES);

@@ -31,12 +31,12 @@ const WAIT_MS = 4000; // for the stream, before which nothing is asked for: else
 
 const BY_EVENT = [
   [/^task\.(progressed|checkpointed)/, ["tasks"]],
-  [/^task\./, ["tasks", "ended", "nodes", "waf"]],
-  [/^worker\./, ["slow", "nodes", "tasks"]],
-  [/^(node|anomaly)\./, ["nodes", "tasks"]],
-  [/^(error|incident)\./, ["incidents", "nodes", "tasks", "waf"]],
-  [/^plan\./, ["plans", "tasks", "nodes", "incidents"]],
-  [/^state\./, ["plans", "tasks", "nodes", "incidents", "waf"]],
+  [/^task\./, ["troubles", "tasks", "ended", "nodes", "waf"]],
+  [/^worker\./, ["troubles", "slow", "nodes", "tasks"]],
+  [/^(node|anomaly)\./, ["troubles", "nodes", "tasks"]],
+  [/^(error|incident)\./, ["troubles", "incidents", "nodes", "tasks", "waf"]],
+  [/^plan\./, ["troubles", "plans", "tasks", "nodes", "incidents"]],
+  [/^state\./, ["troubles", "plans", "tasks", "nodes", "incidents", "waf"]],
 ];
 
 let begun = false;
@@ -84,16 +84,16 @@ function showLists() {
   const currency = known.costs?.currency ?? "";
   const have = (...names) => names.every((name) => came.has(name));
   showSubmission();
+  if (have("troubles")) {
+    showTroubles(known.troubles, known.waf);
+    showParts(known.troubles.status);
+    noteWorking(known.troubles.status.ready);
+  }
   if (have("nodes")) showNodes(known.nodes);
   if (have("tasks", "ended")) showTasks(tasks(), incidents(), known);
   if (have("incidents")) showIncidents(incidents(), known, currency);
   if (have("slow")) showSlow(known);
   if (have("plans")) showPlans(known.plans);
-  if (have("status")) {
-    showParts(known.status);
-    noteWorking(known.status.ready);
-  }
-  if (have("status", "nodes", "tasks", "ended", "incidents")) showTroubles(known);
 }
 
 /** Show the chart; the newest incidents are known before those of its whole time are asked for again. */
@@ -138,7 +138,7 @@ const stream = follow((type) => {
   if (found) want(found[1]);
 }, streamState);
 
-afterChanges(() => want(["tasks", "ended", "nodes", "plans", "incidents"]));
+afterChanges(() => want(["troubles", "tasks", "ended", "nodes", "plans", "incidents"]));
 whenConnectionChanges(() => showTitle());
 byId("waf-window").addEventListener("change", () => want(["waf", "marks"]));
 document.addEventListener("visibilitychange", () => {
@@ -150,6 +150,6 @@ setTimeout(() => begun || wantAll(), WAIT_MS);
 setInterval(() => {
   if (!begun) return;
   if (!follows) live.wantAll();
-  want(windowS() <= SHORT_WINDOW_S ? ["status", "tasks", "nodes", "waf"] : ["status", "tasks", "nodes"]);
+  want(windowS() <= SHORT_WINDOW_S ? ["troubles", "tasks", "nodes", "waf"] : ["troubles", "tasks", "nodes"]);
 }, LIVE_MS);
 setInterval(() => want(["waf", ...(marksAreOld() ? ["marks"] : []), "costs", "incidents", "slow", "ended"]), SLOW_MS);

@@ -1,20 +1,13 @@
-// How the parts of the control plane are: while one is away, nothing is healed, and the page shows what was.
+// How the parts of the control plane are, and how far they are behind the log.
 
 import { byId, setText } from "./dom.js";
 import { count } from "./text.js";
 
-/** Return the parts that do not work. */
-export function awayParts(status) {
-  return status.checks.filter(({ ok }) => !ok);
-}
-
-/** Show how the parts are, and how far they are behind the log. */
-export function showParts(status) {
-  const away = awayParts(status);
-  const behind = status.checks.filter(({ lag }) => lag).map(({ name, lag }) => `${name} ${count(lag, "event")} behind`);
-  const state = away.length
-    ? `▲ control plane: ${away.map(({ name, detail }) => `${name} does not work (${detail})`).join(", ")}`
-    : "● control plane works";
+/** Show how the parts are; what to do about those that are away is a trouble. */
+export function showParts({ ready, checks }) {
+  const away = checks.filter(({ ok }) => !ok).map(({ name }) => name);
+  const behind = checks.filter(({ lag }) => lag).map(({ name, lag }) => `${name} ${count(lag, "event")} behind`);
+  const state = ready ? "● control plane works" : `▲ control plane: ${away.join(", ")} away`;
   setText(byId("parts"), [state, ...behind].join(", "));
-  byId("parts").classList.toggle("trouble", away.length > 0);
+  byId("parts").classList.toggle("trouble", !ready);
 }

@@ -9,7 +9,7 @@ let had = false;
 export function showContent() {
   had = true;
   byId("no-session").hidden = true;
-  byId("content").hidden = byId("summary").hidden = false;
+  byId("content").hidden = false;
   noteSession(true);
 }
 
@@ -18,6 +18,6 @@ export function showNoSession() {
   const heading = had ? "The session of this browser has ended" : "This browser has no session, or it has ended";
   setText(byId("no-session-heading"), heading);
   byId("no-session").hidden = false;
-  byId("content").hidden = byId("summary").hidden = true;
+  byId("content").hidden = true;
   noteSession(false);
 }

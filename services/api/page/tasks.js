@@ -16,22 +16,34 @@ const RANKS = { failed: 0, degraded: 1, queued: 2 };
 const LAST = 4; // of tasks that have ended in order; before them, those that go on
 const MOST_REASON = 160; // characters that are read at a glance: three lines
 const MOST_HIT = 3;
+const FEW = 12; // tasks that are shown at first: nodes and chart are not far below
 const CHANGED = 412; // since it was read
 const CELLS = [
   ["task"], ["state", "text"], ["step", "n"], ["loss", "n"], ["workers", "n"], ["throughput", "n"], ["left", "n wide"],
   ["weight", "n"], ["action", "actions"],
 ];
 
+let all = false; // whether more than a few are shown
+let showAgain = () => {};
+
 /** Show tasks: what needs somebody first. `incidents`: those that are known; `known`: whether lists have more. */
-export function showTasks(tasks, incidents, { going, failed, finished }) {
+export function showTasks(tasks, incidents, lists) {
+  showAgain = () => showTasks(tasks, incidents, lists);
   for (const task of tasks) if (!ENDED.has(task.state)) letter(task.name); // colours by the order of the table
   // A task moves when its rank changes, and stays where it is meanwhile.
   const rows = tasks.map((task) => ({ task, hit: hitBy(task, incidents) })).sort((one, other) => rank(one.task) - rank(other.task));
-  keyed(byId("task-rows"), rows, { key: ({ task }) => task.name, make: ({ task }) => makeRow(task), update: fillRow, shown });
+  keyed(byId("task-rows"), all ? rows : rows.slice(0, FEW), { key: ({ task }) => task.name, make: ({ task }) => makeRow(task), update: fillRow, shown });
   byId("no-tasks").hidden = tasks.length > 0;
-  const lists = [[going, "task that goes on", "tasks that go on"], [failed, "failed task"], [finished, "other ended task"]];
-  setText(byId("more-tasks"), moreTasks(lists));
+  byId("all-tasks").hidden = rows.length <= FEW;
+  setText(byId("all-tasks"), all ? "Show fewer" : `Show all ${rows.length}`);
+  const { going, failed, finished } = lists;
+  setText(byId("more-tasks"), moreTasks([[going, "task that goes on", "tasks that go on"], [failed, "failed task"], [finished, "other ended task"]]));
 }
+
+byId("all-tasks").addEventListener("click", () => {
+  all = !all;
+  showAgain();
+});
 
 function moreTasks(lists) {
   const found = lists.filter(([{ more }]) => more).map(([{ items }, one, several = `${one}s`]) => `${items.length} ${items.length === 1 ? one : several}`);

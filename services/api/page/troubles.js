@@ -1,60 +1,135 @@
-// What needs somebody, in one line at the top and in the document's title.
+// What is wrong now, a row for each cause: what, since when, what to do, what it costs, and who is on it.
 
+import { confirmed } from "./actions.js";
+import { post } from "./api.js";
 import { isLate } from "./connection.js";
-import { byId, element, keyed, setText } from "./dom.js";
-import { awayParts } from "./parts.js";
-import { count } from "./text.js";
+import { byId, element, keyed, setText, showActions } from "./dom.js";
+import { acknowledgeAction, noteAction } from "./incidents.js";
+import { reference } from "./links.js";
+import { mayChange, maySubmit } from "./rights.js";
+import { clock, count, duration, secondsBetween, timeOfDay } from "./text.js";
 
-const AWAY = ["lost", "unreachable", "isolated"];
 const NAME = "Unicron";
-const SIGN_LENGTH = 2; // of the sign and its space before a trouble
+const TITLE_LENGTH = 60; // of a cause in the document's title
+const DAY_S = 86_400;
 
-let newest = [];
+let shown = [];
 
-/** Show what needs somebody. `known`: what was answered last. */
-export function showTroubles(known) {
-  newest = troublesOf(known);
-  setText(byId("going"), `${known.going.more ? "more than " : ""}${count(known.going.items.length, "task")}`);
-  const none = { section: "", text: "● no trouble", grave: false };
-  keyed(byId("troubles"), newest.length ? newest : [none], {
-    key: ({ section, kind }) => `${section} ${kind}`,
-    make: ({ section }) => element("li", {}, section ? element("a", { href: `#${section}` }) : element("span")),
-    update: (item, { text, grave }) => {
-      item.firstChild.textContent = text;
-      item.className = grave ? "trouble" : "";
-    },
+/** Show what is wrong. `troubles`: the answer of the API; `waf`: the newest history, or null. */
+export function showTroubles({ items, more, money_per_hour, currency, as_of }, waf) {
+  shown = items;
+  const number = items.length + more;
+  setText(byId("trouble-count"), number ? `${signOf(items[0])} ${count(number, "cause")} of trouble` : "● no trouble");
+  setText(byId("trouble-names"), number ? `: ${items.map(({ what }) => what).join("; ")}` : "");
+  byId("summary").classList.toggle("trouble", items.some(({ grave }) => grave));
+  setText(byId("losing"), losing(number, money_per_hour, currency, waf));
+  keyed(byId("trouble-list"), items, {
+    key: ({ key }) => key,
+    make: makeRow,
+    update: (row, trouble) => fillRow(row, trouble, currency, as_of),
+    shown: (trouble) => [trouble, timeText(trouble, as_of), currency, maySubmit(), trouble.owners.map((owner) => mayChange({ owner }))],
   });
-  byId("summary").className = newest.some(({ grave }) => grave) ? "trouble" : "";
+  setText(byId("more-troubles"), more ? `${count(more, "further cause")} not shown; GET /v1/troubles says which.` : "");
   showTitle();
 }
 
-/** Show the troubles in the document's title: it is seen while another window is in front. */
+/** Show the gravest trouble in the document's title: it is seen while another window is in front. */
 export function showTitle() {
-  const [first, ...others] = isLate() ? ["▲ not up to date"] : newest.map(({ text }) => text);
-  const all = [first, ...others.map((text) => text.slice(SIGN_LENGTH))].join(", ");
-  document.title = first === undefined ? NAME : `${all} - ${NAME}`;
+  const [first] = shown;
+  const others = shown.length > 1 ? ` and ${shown.length - 1} more` : "";
+  const text = isLate() ? "▲ not up to date" : first ? `${signOf(first)} ${first.what.slice(0, TITLE_LENGTH)}${others}` : "";
+  document.title = text ? `${text} - ${NAME}` : NAME;
 }
 
-/** Return the troubles, the gravest first: text with a sign, kind, section of the page, and whether it is grave. */
-function troublesOf({ status, failed, nodes, open, going }) {
-  const away = AWAY.map((state) => [state, "node", nodes.items.filter((node) => node.state === state).length]);
-  const inState = (state) => going.items.filter((task) => task.state === state).length;
-  const slow = nodes.items.flatMap(({ workers }) => workers).filter(({ slowdown }) => slowdown > 1).length;
-  const stuck = open.items.filter(({ stuck_s }) => stuck_s !== null).length;
-  return [
-    ...awayParts(status).map(({ name }) => ({ section: "", kind: name, text: `▲ ${name} does not work`, grave: true })),
-    trouble("incidents", "stuck", "incident", stuck, { grave: true }),
-    trouble("tasks", "failed", "task", failed.items.length, { more: failed.more, grave: true }),
-    ...away.map(([state, noun, number]) => trouble("cluster", state, noun, number, { grave: true })),
-    trouble("incidents", "open", "open incident", open.items.length, { more: open.more, grave: true, adjective: "" }),
-    trouble("tasks", "degraded", "task", inState("degraded"), { more: going.more }),
-    trouble("tasks", "queued", "task", inState("queued"), { more: going.more }),
-    trouble("cluster", "slow", "slow worker", slow, { more: nodes.more, adjective: "" }),
-  ].filter((one) => one !== null);
+function signOf({ grave }) {
+  return grave ? "▲" : "△";
 }
 
-function trouble(section, kind, noun, number, { more = false, grave = false, adjective = ` ${kind}` } = {}) {
-  if (number === 0) return null;
-  const text = `${grave ? "▲" : "△"} ${more ? "at least " : ""}${count(number, noun)}${adjective}`;
-  return { section, kind, text, grave };
+/** Return what all causes cost together, beside what the cluster achieves. */
+function losing(number, perHour, currency, waf) {
+  const healthy = waf?.healthy_flop_per_s.at(-1) ?? 0;
+  const share = healthy > 0 ? `WAF ${Math.round(100 * waf.waf_flop_per_s.at(-1) / healthy)} % of healthy` : "";
+  const cost = number ? `losing ${rate(perHour, currency)}` : "";
+  return [cost, share].filter((part) => part).join(", ");
+}
+
+/** Return what is lost in an hour; large amounts without their fractions. */
+function rate(perHour, currency) {
+  return `${perHour >= 100 ? Math.round(perHour).toLocaleString("en") : perHour.toFixed(2)} ${currency}/h`;
+}
+
+function makeRow() {
+  return element("li", {},
+    element("div", { class: "cause" }, element("h3", { "data-heading": "" }), element("p", { class: "since" })),
+    element("p", { class: "todo" }),
+    element("p", { class: "cost" }, element("b"), " ", element("span", { class: "quiet" })),
+    element("div", { class: "who" }, element("p"), element("p", { class: "links" }), element("p", { class: "row-actions" })));
+}
+
+function fillRow(row, trouble, currency, asOf) {
+  const [cause, todo, cost, who] = row.children;
+  row.className = trouble.grave ? "grave" : "";
+  setText(cause.firstChild, `${signOf(trouble)} ${trouble.what}`);
+  setText(cause.lastChild, timeText(trouble, asOf));
+  todo.replaceChildren(...withCommands(trouble.todo.join(" ")));
+  setText(cost.firstChild, trouble.money_per_hour === null ? "cost" : rate(trouble.money_per_hour, currency));
+  setText(cost.lastChild, trouble.cost_basis);
+  const [by, links, actions] = who.children;
+  setText(by, whoText(trouble));
+  showLinks(links, trouble);
+  showActions(actions, actionsOf(trouble));
+}
+
+/** Return a text with what is in back quotes as code. */
+function withCommands(text) {
+  return text.split("`").map((part, index) => index % 2 ? element("code", {}, part) : part);
+}
+
+/** Return since when it is, against how long it usually takes. */
+function timeText({ state, since, usual_s, late_s }, asOf) {
+  if (since === null) return state;
+  const age_s = secondsBetween(since, asOf);
+  const from = `since ${age_s < DAY_S ? timeOfDay(since) : clock(since)}`;
+  if (late_s !== null) return `${state}, ${duration(late_s)} longer than usual (median ${duration(usual_s)}), ${from}`;
+  return `${state} for ${duration(age_s)}${usual_s === null ? "" : ` (usually ${duration(usual_s)})`}, ${from}`;
+}
+
+function whoText({ by, acknowledged, note, owners }) {
+  if (acknowledged) return `${by} is on it${note ? `: ${note}` : ""}`;
+  if (by) return `nobody acknowledged it; note by ${by}: ${note}`;
+  return `nobody is on it${owners.length ? `; owner ${owners.join(", ")}` : ""}`;
+}
+
+/** Show the way to the first incident, or slow worker: others of the cause are like it. */
+function showLinks(parent, { incidents, slow_workers }) {
+  const all = [...incidents.map((id) => ["incidents", id]), ...slow_workers.map((id) => ["slow-workers", id])];
+  keyed(parent, all.slice(0, 1), { key: (one) => one.join("/"), make: makeLinks });
+}
+
+function makeLinks([list, id]) {
+  const href = `/v1/${list}/${encodeURIComponent(id)}/postmortem?format=html`;
+  const page = element("a", { href, "aria-label": `post-mortem of ${id}, a cause of trouble` }, "post-mortem");
+  return element("span", {}, page, " ", list === "incidents" ? reference("incident", id) : null);
+}
+
+function actionsOf(trouble) {
+  const found = [];
+  if (trouble.incidents.length && maySubmit()) {
+    if (!trouble.acknowledged) found.push(acknowledgeAction(trouble.incidents));
+    found.push(noteAction(trouble.incidents));
+  }
+  const one = trouble.tasks.length === 1 && ["task-failed", "task-waits"].includes(trouble.kind);
+  if (one && mayChange({ owner: trouble.owners[0] })) found.push(resumeAction(trouble.tasks[0]));
+  return found;
+}
+
+function resumeAction(name) {
+  const act = () => confirmed({
+    heading: `Resume task ${name}?`,
+    text: "It goes on from its newest checkpoint, with its last specification. Mend the cause before: else it fails again.",
+    yes: "Resume",
+    done: `Task ${name} goes on.`,
+    send: () => post(`/v1/tasks/${encodeURIComponent(name)}/resume`),
+  });
+  return { text: "Resume", label: `Resume task ${name}`, act };
 }

@@ -44,24 +44,25 @@ async def healthz() -> dict[str, str]:
 @router.get("/readyz", responses=_NOT_READY | _PROBLEMS)
 async def readyz(response: Response, api: Api) -> Readiness:
     """Report whether tasks can be taken: log, bus, the other services and at least one node."""
-    readiness = await _readiness(api)
-    if not readiness.ready:
+    found = await readiness(api)
+    if not found.ready:
         response.status_code = status.HTTP_503_SERVICE_UNAVAILABLE
-    return readiness
+    return found
 
 
 @router.get("/v1/status", responses=READ_PROBLEMS)
 async def part_status(api: Api) -> Readiness:
     """Report the same to people, with 200 whatever it is: how each part of the control plane is, and its lag."""
-    return await _readiness(api)
+    return await readiness(api)
 
 
 async def troubles(api: Gateway) -> list[str]:
     """Return what does not work, in words; empty: everything does."""
-    return [f"{check.name}: {check.detail}" for check in (await _readiness(api)).checks if not check.ok]
+    return [f"{check.name}: {check.detail}" for check in (await readiness(api)).checks if not check.ok]
 
 
-async def _readiness(api: Gateway) -> Readiness:
+async def readiness(api: Gateway) -> Readiness:
+    """Return how each part of the control plane is."""
     services = asyncio.gather(*(_service(api, name) for name in SERVICES))
     (log, last), nodes, answers = await asyncio.gather(_log(api), _nodes(api), services)
     trouble = api.bus.trouble

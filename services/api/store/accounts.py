@@ -74,6 +74,11 @@ class Accounts:
             add(sums, self._open(until_s, (INCIDENT,), wanted, self._open_time(OpenTime.of_incidents)))
         return {name: amounts for name, amounts in sums[INCIDENT].items() if name in wanted}
 
+    def growth(self, names: Iterable[str]) -> dict[str, Amounts]:
+        """Return what each second adds to the amounts of incidents, as things are now; those to which it adds any."""
+        each_s = self._open_time(OpenTime.of_incidents).each_s[INCIDENT]
+        return {name: each_s[name] for name in names if name in each_s}
+
     def account(
         self,
         *,

@@ -1,0 +1,37 @@
+"""``/v1/troubles``: what is wrong now, the gravest first."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from services.api.gateway import Api
+from services.api.route_parts.parameters import PROBLEMS
+from services.api.routers import health
+from services.api.store.readers import ViewReader
+from services.api.troubles.causes import MOST, causes
+from services.api.troubles.findings import read_findings
+from shared.interface.troubles import Troubles
+from shared.model import utc_now
+
+router = APIRouter(prefix="/v1/troubles", tags=["health"], responses=PROBLEMS)
+
+
+@router.get("", response_model=Troubles)
+async def troubles(api: Api) -> Response:
+    """Show what is wrong now: one entry for each cause, with what to do, what it loses each hour, and who is on it."""
+    status = await health.readiness(api)
+    as_of, live = utc_now(), api.live.state()
+
+    def answer(views: ViewReader) -> Troubles:
+        cluster = api.cluster(views)
+        found = causes(read_findings(views, cluster, live, status.checks, as_of))
+        return Troubles(
+            as_of=as_of,
+            items=found[:MOST],
+            more=max(len(found) - MOST, 0),
+            money_per_hour=sum(one.money_per_hour or 0.0 for one in found),
+            currency=cluster.currency,
+            status=status,
+        )
+
+    return await api.answer(answer)

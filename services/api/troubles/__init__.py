@@ -1,0 +1,1 @@
+"""What is wrong now: one cause each, with what to do about it, what it costs, and who takes care of it."""

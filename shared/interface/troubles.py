@@ -1,0 +1,65 @@
+"""Answer of the interface to what is wrong now (``services/api/troubles``)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+from shared.interface.models import Readiness
+from shared.text import Time
+
+TroubleKind = Literal[
+    "control-plane", "incident", "task-failed", "task-waits", "storage", "unreachable", "slow-workers", "queue"
+]
+
+
+class Trouble(BaseModel):
+    """A cause of what is wrong now, with all that follows from it.
+
+    ``key``: the same as long as it is the same cause. ``grave``: somebody has to do something about it, or it costs.
+    ``state``: in a word or two; ``what``: in a sentence. ``todo``: what to do about it, in sentences; the commands in
+    them are in back quotes.
+
+    ``since``: null: not known. Of an open incident ``usual_s`` is the median time of healed ones of its kind, and
+    ``late_s`` by how much longer it takes; null: there is none, or it is not late.
+
+    ``money_per_hour``: what it loses now; null: not known. ``cost_basis``: what that is, in words.
+
+    ``by``: who takes care of it (``acknowledged``), else who has written the newest note about it; null: nobody.
+    ``owners``: of the tasks. ``incidents``, ``slow_workers``: their ids. ``tasks``, ``nodes``: that it is about.
+    """
+
+    key: str
+    kind: TroubleKind
+    grave: bool
+    state: str
+    what: str
+    todo: list[str]
+    since: Time | None = None
+    usual_s: float | None = None
+    late_s: float | None = None
+    money_per_hour: float | None = None
+    cost_basis: str = ""
+    by: str | None = None
+    acknowledged: bool = False
+    note: str | None = None
+    owners: list[str] = []
+    incidents: list[str] = []
+    slow_workers: list[str] = []
+    tasks: list[str] = []
+    nodes: list[str] = []
+
+
+class Troubles(BaseModel):
+    """What is wrong now, the gravest first; ``more``: how many further causes there are.
+
+    ``money_per_hour``: of all causes whose cost is known, in ``currency``. ``status``: of the control plane.
+    """
+
+    as_of: Time
+    items: list[Trouble]
+    more: int
+    money_per_hour: float
+    currency: str
+    status: Readiness

@@ -1,0 +1,193 @@
+"""What is wrong now: each cause once, with what to do about it, what it costs, and who takes care of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.api.cluster_metrics import FAILED_FOR
+from services.api.live import LiveState
+from services.api.troubles.causes import causes
+from services.api.troubles.findings import read_findings
+from shared.events.plans import Response, Trigger
+from shared.events.severities import ErrorKind, Method, Severity
+from shared.events.union import (
+    IncidentAcknowledged,
+    IncidentNoted,
+    NodeJoined,
+    TaskFailed,
+    TaskSubmitted,
+    WorkerSlowed,
+)
+from shared.interface.models import Check
+from shared.interface.troubles import Trouble
+from shared.messages.reachability import Reachability, Unreachable
+from tests.api.kit import PRICE, Server, Story, offline_gateway, spec
+
+WORKS = [Check(name=name, ok=True) for name in ("bus", "log", "nodes", "detector", "planner", "transition", "api")]
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Iterator[Story]:
+    made = Story(tmp_path / "log.db")
+    yield made.running()
+    made.log.close()
+
+
+def troubles(story: Story, tmp_path: Path, checks: list[Check] = WORKS, live: LiveState | None = None) -> list[Trouble]:
+    """Return what is wrong at the present time of the story."""
+    with offline_gateway(tmp_path / "run", story.records) as gateway, gateway.store.reading() as views:
+        return causes(read_findings(views, gateway.cluster(views), live or LiveState(), checks, story.time()))
+
+
+@pytest.fixture(autouse=True)
+def run(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+
+
+def lose(story: Story, node: str, incident: str) -> None:
+    about: dict[str, Any] = {"kind": ErrorKind.NODE_LOST, "severity": Severity.SEV1, "method": Method.NODE_HEALTH}
+    story.error(incident, story.seconds - 1, node=node, **about)
+
+
+def test_nothing_is_wrong_where_all_trains(story: Story, tmp_path: Path) -> None:
+    assert troubles(story.at(30), tmp_path) == []
+
+
+def test_a_stuck_incident_says_since_when_against_usual_what_it_costs_and_what_to_do(
+    story: Story, tmp_path: Path
+) -> None:
+    story.process_exit().process_restored()
+    story.at(200.5).error("i2", 200, task="gpt", node="n1", worker="n1/1", rank=3, generation=3, step=190)
+    (early,) = troubles(story.at(202), tmp_path)
+    assert (early.state, early.usual_s, early.late_s, early.grave) == ("open", 8.0, None, True)
+    assert early.todo == [
+        "Wait: it is being healed. `unicron status` says whether every part of the control plane works."
+    ]
+    (late,) = troubles(story.at(240), tmp_path)
+    assert (late.key, late.state, late.usual_s, late.late_s) == ("incident i2", "stuck", 8.0, 32.0)
+    assert late.what == "SEV2: process-exit of n1/1; hits gpt"
+    assert late.since == story.time(200)
+    assert late.money_per_hour == pytest.approx(4 * PRICE)
+    assert late.cost_basis == "4 workers standing still: no plan yet"
+    assert late.todo == ["It is stuck: `unicron status` says how far each part of the control plane is, its log why."]
+    assert (late.by, late.incidents, late.tasks) == (None, ["i2"], ["gpt"])
+
+
+def test_the_cost_of_an_incident_is_what_the_report_adds_each_hour(story: Story, tmp_path: Path) -> None:
+    story.process_exit()  # three workers train again, one is being started
+    (found,) = troubles(story.at(104), tmp_path)
+    assert found.money_per_hour == pytest.approx(PRICE)
+    assert found.cost_basis == "1 worker lost or standing still"
+
+
+def test_who_takes_care_of_it_comes_before_who_has_written_a_note(story: Story, tmp_path: Path) -> None:
+    story.process_exit()
+    story.at(102).add(IncidentNoted, incident="i1", actor="uid/7", text="switch 4?")
+    (found,) = troubles(story, tmp_path)
+    assert (found.by, found.acknowledged, found.note) == ("uid/7", False, "switch 4?")
+    story.at(103).add(IncidentAcknowledged, incident="i1", actor="uid/9")
+    (found,) = troubles(story, tmp_path)
+    assert (found.by, found.acknowledged, found.note) == ("uid/9", True, "switch 4?")
+
+
+def test_the_nodes_of_a_rack_that_are_lost_together_are_one_cause(story: Story, tmp_path: Path) -> None:
+    for number, rack in enumerate(["r1"] * 5 + ["r2"], start=10):
+        node = f"n{number}"
+        story.add(NodeJoined, node=node, incarnation=node, agent_pid=1, domain=rack, workers=[f"{node}/0", f"{node}/1"])
+    for number in range(10, 16):
+        story.at(100 + number)
+        lose(story, f"n{number}", f"i{number}")
+    story.at(400)
+    lose(story, "n0", "i0")
+    by_key = {one.key: one for one in troubles(story.at(401), tmp_path)}
+    assert by_key.keys() == {"incident i10", "incident i15", "incident i0"}
+    lost = by_key["incident i10"]
+    assert lost.what == "SEV1: node-lost of 5 nodes of r1: n10, n11, n12 and 2 more"
+    assert lost.nodes == [f"n{number}" for number in range(10, 15)]
+    assert lost.incidents == [f"i{number}" for number in range(10, 15)]
+    assert lost.todo == ["n10 is lost: start the machine, or the service on it; the node joins again by itself."]
+    assert lost.money_per_hour == pytest.approx(10 * PRICE)
+
+
+def fail(story: Story, task: str, reason: str) -> None:
+    story.add(TaskSubmitted, task=task, spec=spec(task), actor=f"uid/{len(task)}")
+    story.add(TaskFailed, task=task, generation=0, step=7, reason=reason)
+
+
+def test_tasks_that_fail_alike_are_one_cause_for_a_day(story: Story, tmp_path: Path) -> None:
+    for task in ("a", "b", "c", "d", "e"):
+        fail(story, task, "no such file\n  line 1")
+    fail(story, "other", "out of memory")
+    by_words = {one.what: one for one in troubles(story, tmp_path)}
+    assert by_words.keys() == {"e, d, c and 2 more failed: no such file", "other failed: out of memory"}
+    first = by_words["other failed: out of memory"]
+    assert first.todo == ["Mend the cause, then `unicron resume other`; `unicron logs other` has its output."]
+    assert (first.money_per_hour, first.owners, first.by) == (0.0, ["uid/5"], None)
+    story.at(story.seconds + (FAILED_FOR + timedelta(seconds=1)).total_seconds())
+    assert troubles(story, tmp_path) == []
+
+
+def test_a_task_that_an_incident_ended_leads_to_it(story: Story, tmp_path: Path) -> None:
+    story.process_exit().process_restored()
+    story.at(110).add(TaskFailed, task="gpt", generation=3, step=95, reason="4 times at step 91", incident="i1")
+    story.add(IncidentAcknowledged, incident="i1", actor="uid/9")
+    (found,) = troubles(story, tmp_path)
+    assert (found.kind, found.incidents, found.by) == ("task-failed", ["i1"], "uid/9")
+
+
+def test_tasks_that_wait_for_workers_are_one_cause_that_is_not_grave(story: Story, tmp_path: Path) -> None:
+    for task in ("one", "two"):
+        story.add(TaskSubmitted, task=task, spec=spec(task))
+    why = {"one": "needs 9 workers", "two": "needs 9 workers"}
+    story.plan("p9", trigger=Trigger.TASK_SUBMITTED, response=Response.NONE, queued=why)
+    (found,) = troubles(story, tmp_path)
+    assert (found.kind, found.grave, found.money_per_hour) == ("queue", False, 0.0)
+    assert found.what == "one, two wait for workers: needs 9 workers"
+
+
+def test_slow_workers_in_use_are_a_cause_with_a_bound_of_their_cost(story: Story, tmp_path: Path) -> None:
+    story.at(30).add(
+        WorkerSlowed, task="gpt", generation=1, node="n0", worker="n0/0", rank=0, step=12, slowdown=2.5, event_id="s1"
+    )
+    (found,) = troubles(story, tmp_path)
+    assert (found.kind, found.grave, found.slow_workers) == ("slow-workers", False, ["s1"])
+    assert found.what == "n0/0 of gpt is 2.50 times as slow as its peers"
+    assert found.money_per_hour == pytest.approx(4 * 0.6 * PRICE)
+    assert found.cost_basis == "at most: all 4 workers of gpt wait for the slowest"
+
+
+def test_unreachable_nodes_are_one_cause_for_each_failure_domain(story: Story, tmp_path: Path) -> None:
+    silent = {name: Unreachable(since=story.time(20 - number)) for number, name in enumerate(("n0", "n1"))}
+    live = LiveState(reachability=Reachability(unreachable=silent))
+    (found,) = troubles(story, tmp_path, live=live)
+    assert (found.kind, found.nodes, found.since) == ("unreachable", ["n0", "n1"], story.time(19))
+    assert found.what == "No heartbeats of 2 nodes of default: n0, n1"
+    assert found.money_per_hour is None
+
+
+def test_a_part_of_the_control_plane_that_is_away_comes_first_and_keeps_incidents_open(
+    story: Story, tmp_path: Path
+) -> None:
+    story.process_exit()
+    away = [Check(name="planner", ok=False, detail="no answer"), *WORKS]
+    first, second = troubles(story, tmp_path, checks=away)
+    assert first.what == "The control plane does not work (planner: no answer)"
+    assert first.todo == ["Start planner again (`unicron control`, or its unit); its log says why it is away."]
+    assert (first.grave, first.money_per_hour) == (True, None)
+    assert second.todo == ["Nothing heals it while the control plane is away."]
+
+
+async def test_the_answer_has_the_sum_and_the_state_of_the_control_plane(api: Server) -> None:
+    recorded = await api.append(TaskSubmitted, task="broken", spec=spec("broken"))
+    recorded = await api.append(TaskFailed, task="broken", generation=0, step=7, reason="no such file")
+    await api.projected(recorded.position)
+    found = (await api.http.get("/v1/troubles")).json()
+    assert [one["kind"] for one in found["items"]] == ["control-plane", "task-failed"]
+    assert (found["more"], found["money_per_hour"], found["currency"]) == (0, 0.0, "USD")
+    assert not found["status"]["ready"]
+    assert {check["name"] for check in found["status"]["checks"]} >= {"bus", "log", "planner"}
