@@ -29,7 +29,12 @@ from benchmarks.log_course import LARGE
 from benchmarks.long_log import write_and_hold_back
 from benchmarks.report import Report
 from cli.stack.child import Child
+from services.api import present
+from services.api.cluster_metrics import PRESENT
+from services.api.live import LiveState
+from services.api.node_map import node_map
 from services.api.store.projection_store import Store
+from services.api.store.tables import NODES, TASKS
 from shared.bus import credentials
 from shared.bus.connection import Bus
 from shared.events.union import Event
@@ -43,6 +48,7 @@ from shared.service.tokens import Scope
 MOST_LAG_S = 2.0
 MOST_P99_S = 0.3
 MOST_CATCH_UP_S = 30.0
+MOST_MAP_CPU_S = 0.3
 LEAST_RATE = 0.95
 """Of the events that were to come in each second: a writer that cannot keep up would make all look quick."""
 
@@ -54,7 +60,7 @@ BUSY_EVENTS, BUSY_ROUND_S = 20, 0.5
 _GOING_ON = "&".join(f"state={state}" for state in ("pending", "queued", "running", "transitioning", "degraded"))
 _PATHS = (
     "/v1/troubles",
-    "/v1/nodes?limit=500",
+    "/v1/node-map",
     f"/v1/tasks?limit=100&order=newest&{_GOING_ON}&state=stopping",
     "/v1/tasks?limit=20&order=newest&state=failed",
     "/v1/tasks?limit=20&order=newest&state=stopped&state=succeeded",
@@ -246,7 +252,8 @@ async def measure(report: Report, load: Load) -> None:
         with closing(Store(f"sqlite:///{run_dir / 'projections.db'}")) as store:
             while records := log.read(after=store.position(), limit=1000):
                 store.fold(records)
-        report.line("folded", events=earlier, cpu_s=round(time.process_time() - began_s, 1))
+            report.line("folded", events=earlier, cpu_s=round(time.process_time() - began_s, 1))
+            _measure_map(report, store)
         credential = credentials.read(nats.keys.credential_file("planner"))
         bus = await Bus.connect(nats.url, credential=credential, name="benchmark")
         stack.push_async_callback(bus.close)
@@ -301,6 +308,18 @@ async def measure(report: Report, load: Load) -> None:
     report.at_most(
         "caught up with the flood behind its last event, s", round(max(last_s) - flood[-1], 2), MOST_CATCH_UP_S
     )
+
+
+def _measure_map(report: Report, store: Store) -> None:
+    """Report what the map of all nodes takes, of a gateway that has read nothing yet."""
+    began_s = time.process_time()
+    with store.reading() as views:
+        assigned = present.assigned_ranks(views.page(TASKS, states=PRESENT))
+        made = node_map(views.page(NODES), LiveState(), assigned)
+    text = made.model_dump_json()
+    took_s = round(time.process_time() - began_s, 3)
+    about = {"nodes": len(made.names), "size_bytes": len(text)}
+    report.at_most("the map of all nodes takes processor time, s", took_s, MOST_MAP_CPU_S, **about)
 
 
 def _cpu_s(process: psutil.Process) -> float:

@@ -29,6 +29,7 @@ from services.api.access.access import Actor
 from services.api.access.browser_sessions import BrowserSessions
 from services.api.http.computations import Computations
 from services.api.live import Live
+from services.api.node_map import NewestMap
 from services.api.output.node_files import NodeFiles, OwnFiles
 from services.api.store.feed import Feed
 from services.api.store.projection_store import Store
@@ -75,6 +76,7 @@ class Gateway:
     live: Live
     registry: CollectorRegistry = field(default_factory=new_registry)
     computations: Computations = field(default_factory=Computations)
+    newest_map: NewestMap = field(default_factory=NewestMap)
     own_files: OwnFiles = field(init=False)
     """Files of tasks on this machine."""
     sessions: BrowserSessions = field(init=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC
 from typing import Final
 
@@ -253,7 +253,21 @@ def _devices(heartbeat: Heartbeat, readings: Sequence[DeviceReading]) -> list[No
 
 def node_state(view: NodeView, live: LiveState) -> ShownNodeState:
     """Return a node's state: that of the log, or ``unreachable`` if it takes part and the detector does not hear it."""
-    return _node_state(view, live.reachability)[0]
+    return shown_state(view, live)[0]
+
+
+def shown_state(view: NodeView, live: LiveState) -> tuple[ShownNodeState, str]:
+    """Return a node's state, as ``node_state``, and the reason for it."""
+    return _node_state(view, live.reachability)
+
+
+def uses(view: NodeView, live: LiveState, assigned: Mapping[str, tuple[str, int]]) -> Iterator[tuple[str | None, str]]:
+    """Yield the task and the state of each worker of a node, as ``node`` shows them."""
+    heartbeat = live.heartbeats.get(view.name) if view.state in AGENT_LIVES else None
+    statuses = {status.worker: status for status in heartbeat.workers} if heartbeat is not None else {}
+    for worker in view.workers:
+        state, task_name, _ = _use(worker, view, statuses.get(worker), assigned)
+        yield task_name, state
 
 
 def _node_state(view: NodeView, seen: Reachability) -> tuple[ShownNodeState, str]:

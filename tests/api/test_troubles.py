@@ -23,8 +23,8 @@ from shared.events.union import (
     TaskSubmitted,
     WorkerSlowed,
 )
+from shared.interface.first_look import Trouble
 from shared.interface.models import Check
-from shared.interface.troubles import Trouble
 from shared.messages.reachability import Reachability, Unreachable
 from tests.api.kit import PRICE, Server, Story, offline_gateway, spec
 

@@ -4,26 +4,18 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.api.routers.health import SERVICES
 from shared.bus.connection import Bus
 from shared.log.journal import Journal
-from shared.messages.health import HEALTH, Health
+from shared.messages.health import Health
 from shared.settings.model import Settings
 from tests.api.kit import Server, serving
-from tests.page.kit import write_story
+from tests.page.kit import serve_parts, write_story
 
 
 @pytest.fixture
 async def parts(bus: Bus) -> dict[str, Health]:
     """What the other services of the control plane answer: that they work, and have handled all events."""
-    answers = {name: Health(ready=True, handled=2**31) for name in SERVICES}
-    for name in SERVICES:
-
-        async def answer(_: None, name: str = name) -> Health:
-            return answers[name]
-
-        await bus.serve(HEALTH, answer, name)
-    return answers
+    return await serve_parts(bus)
 
 
 @pytest.fixture

@@ -15,8 +15,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from services.api.routers.health import SERVICES
+from shared.bus.connection import Bus
 from shared.events.plans import Problem, Trigger
 from shared.events.union import NodeDraining
+from shared.messages.health import HEALTH, Health
 from tests.api.kit import Server, Story, spec, until
 from tests.api.test_ledger import solution
 
@@ -53,6 +56,18 @@ def write_story(path: Path) -> None:
     story.at(111).add(NodeDraining, node="n2", by="user", actor="uid/0", reason=MARKUP, timeout_s=600.0)
     story.at(120).progress("gpt", 110, 1.0, generation=3)
     story.log.close()
+
+
+async def serve_parts(bus: Bus) -> dict[str, Health]:
+    """Answer for the other services of the control plane; return what they answer: they work, and lack no event."""
+    answers = {name: Health(ready=True, handled=2**31) for name in SERVICES}
+    for name in SERVICES:
+
+        async def answer(_: None, name: str = name) -> Health:
+            return answers[name]
+
+        await bus.serve(HEALTH, answer, name)
+    return answers
 
 
 async def event_types(server: Server) -> list[str]:
@@ -105,6 +120,11 @@ class Browser:
     async def shows(self, selector: str, text: str) -> None:
         """Wait until an element shows a text."""
         await self.page.locator(selector).filter(has_text=text).first.wait_for(timeout=LIMIT_MS)
+
+    async def open_node(self, name: str) -> None:
+        """Show the details of a node of the map."""
+        await self.page.locator(f"#node-map [data-name='{name}']").click()
+        await self.shows("#node-heading", f"Node {name}")
 
     async def drawn_at_ms(self) -> float | None:
         """Return when the page has shown what it asked for last, since it was opened; None: it has not yet."""

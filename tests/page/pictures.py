@@ -28,7 +28,7 @@ from shared.settings.model import Settings
 from tests.api.kit import Server, serving
 from tests.logs.kit import Row, forge, golden_log, read_rows, restore
 from tests.nats_server import OpenServer
-from tests.page.kit import Browser, browsing, missing
+from tests.page.kit import Browser, browsing, missing, serve_parts
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "images"
 LOG = golden_log("demo")
@@ -112,6 +112,7 @@ async def demo() -> AsyncIterator[Server]:
         nats = await stack.enter_async_context(OpenServer(run_dir / "nats"))
         bus = await Bus.connect(nats.url, credential=nats.credential, name="pictures")
         stack.push_async_callback(bus.close)
+        await serve_parts(bus)
         restore(recent_rows(datetime.now(UTC)), run_dir / "log.db")
         log = stack.enter_context(closing(EventLog(f"sqlite:///{run_dir / 'log.db'}")))
         journal = await stack.enter_async_context(Journal(log, bus))

@@ -138,18 +138,18 @@ async def buttons(browser: Browser) -> set[str]:
     await browser.open()
     await browser.shows("#task-rows", "gpt")
     await browser.shows("#incident-rows", "process-exit")
-    await browser.shows("#nodes", "n2")
-    found = await browser.page.locator("main button:visible").all()
+    await browser.open_node("n2")
+    found = await browser.page.locator("main button:not(.cell):visible").all()
     return {await one.get_attribute("aria-label") or await one.inner_text() for one in found}
 
 
-COPY = "Copy the id i1"
+COPY, CLOSE = "Copy the id i1", "Close"
 OFFERED = {
-    Scope.READ: {COPY},
-    Scope.SUBMIT: {COPY, "Submit a task", ACKNOWLEDGE, NOTE},
+    Scope.READ: {COPY, CLOSE},
+    Scope.SUBMIT: {COPY, CLOSE, "Submit a task", ACKNOWLEDGE, NOTE},
     Scope.OPERATE: {
-        COPY, "Submit a task", ACKNOWLEDGE, NOTE, WEIGHT, "Stop task gpt",
-        "Drain node n0", "Drain node n1", "Return node n2",
+        COPY, CLOSE, "Submit a task", ACKNOWLEDGE, NOTE, WEIGHT, "Stop task gpt",
+        "Return node n2",
     },
 }  # fmt: skip
 

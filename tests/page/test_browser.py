@@ -23,6 +23,8 @@ pytestmark = pytest.mark.page
 
 
 REACHED = "[data-reached]"
+ACTIONS = "main :is(a, button:not(.cell), select, summary):visible"
+"""The map is one stop, in which arrow keys move (test_map.py)."""
 FOCUS_IS_SEEN = """() => {
   const focused = document.activeElement;
   focused.dataset.reached = "";
@@ -37,7 +39,7 @@ async def test_axe_finds_no_violation(cluster: Server, options: dict[str, Any]) 
     async with browsing(cluster, **options) as browser:
         await browser.open()
         await browser.shows("#cost-totals", "EUR")
-        await browser.shows("#nodes", "n2")
+        await browser.open_node("n2")
         await browser.page.locator("#plan-list summary").first.click()
         found = await Axe().run(browser.page)
         assert found.violations_count == 0, found.generate_report()
@@ -99,12 +101,17 @@ async def test_the_keyboard_reaches_every_action_and_shows_where_it_is(cluster: 
         await browser.open()
         await browser.shows("#task-rows", "gpt")
         await browser.shows("#plan-list", "restart")
-        actions = browser.page.locator("main :is(a, button, select, summary):visible")
+        actions = browser.page.locator(ACTIONS)
         for _ in range(80):
             await browser.page.keyboard.press("Tab")
             assert await browser.page.evaluate(FOCUS_IS_SEEN)
         assert await actions.count() >= 10
-        assert await browser.page.locator(f"main :is(a, button, select, summary):visible:not({REACHED})").count() == 0
+        assert (
+            await browser.page.locator(
+                f"main :is(a, button:not(.cell), select, summary):visible:not({REACHED})"
+            ).count()
+            == 0
+        )
 
 
 async def test_an_open_incident_stands_out(cluster: Server) -> None:
@@ -131,8 +138,10 @@ async def test_nodes_are_in_the_order_of_their_numbers(cluster: Server) -> None:
     async with browsing(cluster) as browser:
         await browser.open()
         await cluster.join("n10", "n3")
-        await browser.shows("#nodes", "n3")
-        names = await browser.page.locator("#nodes h3").all_inner_texts()
+        await browser.shows("#node-map", "n3")
+        names = await browser.page.locator("#node-map .cell").evaluate_all(
+            "(all) => all.map((one) => one.dataset.name)"
+        )
         assert names == ["n0", "n1", "n2", "n3", "n10"]
 
 
@@ -152,15 +161,18 @@ async def test_what_each_worker_is_and_how_its_device_is(cluster: Server, bus: B
     await until(heard)
     async with browsing(cluster) as browser:
         await browser.open()
-        await browser.shows("#nodes", "NVIDIA H200, 151 GB; driver 580.1")
-        devices = await browser.page.locator("#nodes .devices li").all_inner_texts()
+        await browser.open_node("n1")
+        await browser.shows("#node-kinds", "NVIDIA H200, 151 GB; driver 580.1")
+        devices = await browser.page.locator("#node-devices li").all_inner_texts()
         assert devices == [
             "0: 36 °C, 98 % busy, 12.3 GB used",
             "1: 92 °C, xid-31 2 times, 92 C, slows down at 90 C",
         ]
-        assert await browser.page.locator("#nodes .devices li.said").count() == 1
-        workers = await browser.page.locator("#nodes .workers li").all_inner_texts()
+        assert await browser.page.locator("#node-devices li.said").count() == 1
+        workers = await browser.page.locator("#node-workers li").all_inner_texts()
         assert any("n1/1 (device 1): " in text for text in workers)
+        await browser.open_node("n0")
+        workers = await browser.page.locator("#node-workers li").all_inner_texts()
         assert any("n0/0 (cpu): " in text for text in workers)
         browser.check()
 
@@ -168,11 +180,12 @@ async def test_what_each_worker_is_and_how_its_device_is(cluster: Server, bus: B
 async def test_a_node_is_drained_with_a_reason(cluster: Server) -> None:
     async with browsing(cluster) as browser:
         await browser.open()
+        await browser.open_node("n1")
         await browser.page.get_by_role("button", name="Drain node n1").click()
         await browser.page.get_by_label("Reason").fill("a new fan")
         await browser.page.locator("#confirm-yes").click()
         await browser.shows("#message", "Node n1 is being drained.")
-        await browser.shows("#nodes", "a new fan")
+        await browser.shows("#node-state", "a new fan")
         browser.check()
 
 
@@ -204,6 +217,7 @@ async def test_the_example_of_a_submission_is_accepted(cluster: Server) -> None:
 async def test_what_the_api_refuses_is_shown_with_its_reason(cluster: Server, settings: Settings) -> None:
     async with browsing(cluster) as browser:
         await browser.open()
+        await browser.open_node("n0")
         await browser.page.get_by_role("button", name="Drain node n0").click()
         await browser.page.set_extra_http_headers(bearer(settings, Scope.READ))  # fewer rights than when it was shown
         await browser.page.locator("#confirm-yes").click()

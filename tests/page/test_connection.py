@@ -166,6 +166,7 @@ async def test_a_session_that_has_ended_is_said_and_another_one_is_used_at_once(
 async def test_a_dialog_says_that_the_session_has_ended(cluster: Server) -> None:
     async with browsing(cluster) as browser:
         await browser.open()
+        await browser.open_node("n0")
         await browser.page.get_by_role("button", name="Drain node n0").click()
         await browser.page.set_extra_http_headers({"Authorization": "Bearer wrong"})
         await browser.page.locator("#confirm-yes").click()

@@ -52,6 +52,7 @@ async def test_every_control_is_in_view_without_scrolling_sideways(cluster: Serv
 async def test_the_keyboard_stays_where_it_was_after_an_action(cluster: Server) -> None:
     async with browsing(cluster) as browser:
         await browser.open()
+        await browser.open_node("n1")
         for button, message, then in [
             ("Drain node n1", "Node n1 is being drained.", "Return node n1"),
             ("Acknowledge incident i1", "Incident i1 is acknowledged.", "Add a note to incident i1"),
@@ -70,10 +71,11 @@ async def test_the_keyboard_stays_where_it_was_after_an_action(cluster: Server) 
 async def test_the_keyboard_stays_in_a_row_whose_control_has_gone(cluster: Server) -> None:
     async with browsing(cluster) as browser:
         await browser.open()
+        await browser.open_node("n1")
         await browser.page.get_by_role("button", name="Drain node n1").focus()
         await lose(cluster, "n1", "i2")
         await browser.page.get_by_role("button", name="Drain node n1").wait_for(state="detached")
-        assert await focused(browser) == "n1"
+        assert await focused(browser) == "Node n1"
 
 
 async def test_what_became_of_an_action_is_in_view_for_a_while(cluster: Server) -> None:

@@ -69,7 +69,7 @@ function keepFocus(focused, parent) {
 
 /** Focus the first control of a place, else the heading of its row, else that of its section. */
 export function focusNear(place) {
-  const row = place.closest("tr, li");
+  const row = place.closest("tr, li, article");
   const near = (row && place.querySelector("button")) ?? row?.querySelector("th, h3, [data-heading]") ?? place.closest("section")?.querySelector("h2");
   if (!near) return;
   if (near.tabIndex < 0) near.tabIndex = -1; // a heading takes the focus from here alone
@@ -93,7 +93,7 @@ export function timeElement(at) {
 /** Show the buttons of actions. `actions`: text, label and act of each; those that stay keep the keyboard's focus. */
 export function showActions(parent, actions) {
   keyed(parent, actions, {
-    key: ({ text }) => text,
+    key: ({ label }) => label,
     make: ({ text, label, act }) => button(text, label, act),
     shown: () => null,
   });

@@ -3,7 +3,7 @@
 import { get, getSums } from "./api.js";
 import { incidentsSince } from "./marks.js";
 
-const MOST_NODES = 500; // what a map can show
+const NOT_FOUND = 404;
 const MOST_TASKS = 100;
 const MOST_ENDED = 20;
 const MOST_INCIDENTS = 25;
@@ -13,12 +13,11 @@ const WAF_STEP_MS = 5000;
 const MARKS_MS = 60_000; // for so long the chart may lack incidents of its time
 
 const GOING_ON = ["pending", "queued", "running", "transitioning", "degraded", "stopping"];
-const AWAY = ["lost", "isolated", "unreachable"];
 const NOTHING = { items: [], more: false };
 
 /** What was answered last. `more`: there is more than was asked for. */
 export const known = {
-  actor: null, troubles: null, nodes: NOTHING, going: NOTHING, failed: NOTHING, finished: NOTHING, open: NOTHING, newest: NOTHING,
+  actor: null, troubles: null, nodes: null, going: NOTHING, failed: NOTHING, finished: NOTHING, open: NOTHING, newest: NOTHING,
   plans: NOTHING, slow: NOTHING, costs: null, waf: null, marks: NOTHING,
 };
 
@@ -49,6 +48,31 @@ async function askEnded() {
   Object.assign(known, { failed, finished });
 }
 
+let chosenNode = null; // name of the node whose details are shown
+
+/** Return the name of the node whose details are shown, or null. */
+export function chosen() {
+  return chosenNode;
+}
+
+/** Have the details of a node shown, or with null of none; return them once they are known. */
+export async function choose(name) {
+  chosenNode = name;
+  const node = await details();
+  return node?.name === chosenNode ? node : null;
+}
+
+/** Return the details of the chosen node; null: none is chosen, or the API does not know it. */
+async function details() {
+  if (chosenNode === null) return null;
+  try {
+    return await get(`/v1/nodes/${encodeURIComponent(chosenNode)}`);
+  } catch (error) {
+    if (error.status === NOT_FOUND) return null;
+    throw error;
+  }
+}
+
 /** What changes from one moment to the next. */
 export const liveParts = {
   async actor() {
@@ -58,13 +82,8 @@ export const liveParts = {
     known.troubles = await get("/v1/troubles");
   },
   async nodes() {
-    const nodes = await listed("/v1/nodes", MOST_NODES);
-    if (nodes.more) { // those that need somebody are shown, whenever they joined
-      const shown = new Set(nodes.items.map(({ name }) => name));
-      const away = await listed("/v1/nodes", MOST_NODES, AWAY.map((state) => ["state", state]));
-      nodes.items.push(...away.items.filter(({ name }) => !shown.has(name)));
-    }
-    known.nodes = nodes;
+    const [map, node] = await Promise.all([get("/v1/node-map"), details()]);
+    known.nodes = { map, node };
   },
   async tasks() {
     const going = await listed("/v1/tasks", MOST_TASKS, of(GOING_ON));

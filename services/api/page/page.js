@@ -5,13 +5,13 @@
 // history are asked for apart from the rest, which does not wait for them. A page that nobody sees asks for nothing.
 
 import { afterChanges } from "./actions.js";
-import { showNodes } from "./cluster.js";
+import { nodesOf, showNodes } from "./cluster.js";
 import { noteProblem, noteShown, noteWorking, whenConnectionChanges } from "./connection.js";
 import { showCosts } from "./costs.js";
 import { byId } from "./dom.js";
 import { showIncidents } from "./incidents.js";
 import { revealNamed } from "./links.js";
-import { incidents, known, liveParts, marksAreOld, sumParts, tasks } from "./lists.js";
+import { chosen, incidents, known, liveParts, marksAreOld, sumParts, tasks } from "./lists.js";
 import { showParts } from "./parts.js";
 import { showPlans } from "./plans.js";
 import { setActor } from "./rights.js";
@@ -89,11 +89,17 @@ function showLists() {
     showParts(known.troubles.status);
     noteWorking(known.troubles.status.ready);
   }
-  if (have("nodes")) showNodes(known.nodes);
   if (have("tasks", "ended")) showTasks(tasks(), incidents(), known);
+  if (have("nodes")) showMap();
   if (have("incidents")) showIncidents(incidents(), known, currency);
   if (have("slow")) showSlow(known);
   if (have("plans")) showPlans(known.plans);
+}
+
+/** Show the nodes; the details of one only while it is the chosen one. */
+function showMap() {
+  const { map, node } = known.nodes;
+  showNodes({ nodes: nodesOf(map), slow: map.slow, node: node?.name === chosen() ? node : null });
 }
 
 /** Show the chart; the newest incidents are known before those of its whole time are asked for again. */

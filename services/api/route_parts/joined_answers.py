@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 JOINED = frozenset({
     "/v1/tasks", "/v1/nodes", "/v1/incidents", "/v1/slow-workers", "/v1/plans", "/v1/costs", "/v1/waf", "/v1/status",
-    "/v1/troubles",
+    "/v1/troubles", "/v1/node-map",
 })  # fmt: skip
 """Paths whose answers to a GET depend on nothing but the query: everybody who may read may read all."""
 

@@ -1,25 +1,28 @@
-"""``/v1/nodes``: nodes and their workers."""
+"""``/v1/nodes`` and ``/v1/node-map``: nodes and their workers."""
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Response, status
+from fastapi import APIRouter, Depends, Query, Request, Response, status
 
 from services.api import present
 from services.api.access.access import Operator
-from services.api.gateway import Api, Gateway
+from services.api.gateway import Api, Gateway, as_json, as_text
+from services.api.node_map import node_map
 from services.api.requests import node_requests
 from services.api.route_parts.bodies import described, options
-from services.api.route_parts.parameters import CHANGE, NAMED, PROBLEMS, Cursor, Limit, NodeName, page
+from services.api.route_parts.parameters import CHANGE, NAMED, PROBLEMS, READ_PARAMETERS, Cursor, Limit, NodeName, page
 from services.api.store.readers import ViewReader
 from services.api.store.tables import NODES, TASKS
+from shared.interface.first_look import NodeMap
 from shared.interface.models import DrainRequest, Node, NodeRequest, Page, ShownNodeState
 from shared.projections.nodes import AGENT_LIVES
 from shared.tasks.specification import ENDED, TaskState
 from shared.views.documents import NodeView
 
-router = APIRouter(prefix="/v1/nodes", tags=["nodes"], responses=PROBLEMS)
+router = APIRouter(prefix="/v1", tags=["nodes"], responses=PROBLEMS)
 
 _GOING_ON = tuple(state.value for state in TaskState if state not in ENDED)
 
@@ -29,7 +32,7 @@ def _assigned(views: ViewReader) -> dict[str, tuple[str, int]]:
     return present.assigned_ranks(views.page(TASKS, states=_GOING_ON))
 
 
-@router.get("", response_model=Page[Node])
+@router.get("/nodes", response_model=Page[Node])
 async def nodes(
     api: Api,
     limit: Limit = 100,
@@ -55,14 +58,30 @@ async def nodes(
     return await api.answer(answer)
 
 
-@router.get("/{name}", responses=NAMED)
+@router.get("/node-map", response_model=NodeMap)
+async def all_nodes(api: Api, request: Request) -> Response:
+    """Show what every worker of every node does, in columns; the answer is a second old at most."""
+    text = "" if READ_PARAMETERS[0] in request.query_params else api.newest_map.get()
+    if not text:
+        began_s, live = time.monotonic(), api.live.state()
+
+        def answer(views: ViewReader) -> str:
+            known = views.known(NODES, lambda: views.page(NODES))
+            return as_text(node_map(known, live, views.known("assigned", lambda: _assigned(views))))
+
+        text = await api.read(answer)
+        api.newest_map.put(text, began_s)
+    return as_json(text)
+
+
+@router.get("/nodes/{name}", responses=NAMED)
 async def node(name: NodeName, api: Api) -> Node:
     """Show a node."""
     live = api.live.state()
     return await api.read(lambda views: present.node(views.find(NODES, name), live, _assigned(views)))
 
 
-@router.post("/{name}/cordon", responses=CHANGE, openapi_extra=described(NodeRequest))
+@router.post("/nodes/{name}/cordon", responses=CHANGE, openapi_extra=described(NodeRequest))
 async def cordon(
     name: NodeName, api: Api, who: Operator, asked: Annotated[NodeRequest, Depends(options(NodeRequest))]
 ) -> Node:
@@ -71,7 +90,7 @@ async def cordon(
 
 
 @router.post(
-    "/{name}/drain",
+    "/nodes/{name}/drain",
     status_code=status.HTTP_202_ACCEPTED,
     responses=CHANGE,
     openapi_extra=described(DrainRequest),
@@ -83,13 +102,13 @@ async def drain(
     return await _shown(api, await node_requests.drain(api, name, who, asked.reason, asked.timeout_s))
 
 
-@router.post("/{name}/return", responses=CHANGE)
+@router.post("/nodes/{name}/return", responses=CHANGE)
 async def put_back(name: NodeName, api: Api, who: Operator) -> Node:
     """Use a cordoned, drained or isolated node again, once its agent has passed its self-test."""
     return await _shown(api, await node_requests.put_back(api, name, who))
 
 
-@router.post("/{name}/agent/restart", status_code=status.HTTP_202_ACCEPTED, responses=CHANGE)
+@router.post("/nodes/{name}/agent/restart", status_code=status.HTTP_202_ACCEPTED, responses=CHANGE)
 async def restart_agent(name: NodeName, api: Api, _: Operator) -> Node:
     """Start the node's agent again; ranks train on. Once that is done the node has another ``incarnation``."""
     return await _shown(api, await node_requests.restart_agent(api, name))

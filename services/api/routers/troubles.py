@@ -10,7 +10,7 @@ from services.api.routers import health
 from services.api.store.readers import ViewReader
 from services.api.troubles.causes import MOST, causes
 from services.api.troubles.findings import read_findings
-from shared.interface.troubles import Troubles
+from shared.interface.first_look import Troubles
 from shared.model import utc_now
 
 router = APIRouter(prefix="/v1/troubles", tags=["health"], responses=PROBLEMS)

@@ -14,8 +14,8 @@ from services.api.postmortem.standing import held_back, shortfalls, todo
 from services.api.troubles.findings import FailedTask, Findings, OngoingIncident
 from shared.costs.charges import SECONDS_PER_HOUR, money
 from shared.events.severities import Severity
+from shared.interface.first_look import Trouble
 from shared.interface.models import Incident, IncidentFacts
-from shared.interface.troubles import Trouble
 from shared.tasks.specification import TaskState
 from shared.views.documents import NodeView, TaskView
 from shared.views.observed_views import SlowdownView

@@ -1,10 +1,10 @@
-"""Answer of the interface to what is wrong now (``services/api/troubles``)."""
+"""Answers of the interface for the first look at a cluster: what is wrong now, and what all workers do."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from shared.interface.models import Readiness
 from shared.text import Time
@@ -44,11 +44,11 @@ class Trouble(BaseModel):
     by: str | None = None
     acknowledged: bool = False
     note: str | None = None
-    owners: list[str] = []
-    incidents: list[str] = []
-    slow_workers: list[str] = []
-    tasks: list[str] = []
-    nodes: list[str] = []
+    owners: list[str] = Field(default_factory=list)
+    incidents: list[str] = Field(default_factory=list)
+    slow_workers: list[str] = Field(default_factory=list)
+    tasks: list[str] = Field(default_factory=list)
+    nodes: list[str] = Field(default_factory=list)
 
 
 class Troubles(BaseModel):
@@ -63,3 +63,24 @@ class Troubles(BaseModel):
     money_per_hour: float
     currency: str
     status: Readiness
+
+
+class NodeMap(BaseModel):
+    """All nodes that have not left, in columns: ``names``, ``states``, ``domains``, ``workers`` have one item of each.
+
+    ``states``, ``domains``: indices into ``state_names`` (as of a node's ``state``) and ``domain_names``. ``workers``:
+    runs of workers of which all do the same, one behind the other: index into ``task_names`` (-1: no task), index into
+    ``use_names`` (as of a worker's ``state``), number of workers. ``reasons``: of nodes that have one. ``slow``: worker
+    -> slowdown, of slow ones.
+    """
+
+    names: list[str] = Field(default_factory=list)
+    states: list[int] = Field(default_factory=list)
+    domains: list[int] = Field(default_factory=list)
+    workers: list[list[int]] = Field(default_factory=list)
+    state_names: list[str] = Field(default_factory=list)
+    domain_names: list[str] = Field(default_factory=list)
+    task_names: list[str] = Field(default_factory=list)
+    use_names: list[str] = Field(default_factory=list)
+    reasons: dict[str, str] = Field(default_factory=dict)
+    slow: dict[str, float] = Field(default_factory=dict)
