@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import socket
@@ -20,6 +19,7 @@ from shared.bus.credentials import Credential
 from shared.machine.process import die_with_parent
 from shared.nats.key_directory import KeyDirectory
 from shared.nats.nats_server import find_binary
+from tests.condition import until
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 PRODUCTION = DEPLOY / "kubernetes" / "overlays" / "production"
@@ -119,13 +119,14 @@ class NatsCluster:
             )
 
     async def _healthy(self) -> None:
-        async with asyncio.timeout(HEALTHY_S), httpx.AsyncClient() as http:
-            waiting = list(self._health)
-            while waiting:
+        async with httpx.AsyncClient() as http:
+
+            async def are_healthy() -> bool:
                 ended = [index for index, one in enumerate(self._processes) if one.poll() is not None]
                 assert not ended, "\n".join((self._directory / f"nats-{one}/output").read_text() for one in ended)
-                waiting = [port for port in waiting if not await _is_healthy(http, f"{self._address}:{port}")]
-                await asyncio.sleep(0.05)
+                return all([await _is_healthy(http, f"{self._address}:{port}") for port in self._health])
+
+            await until(are_healthy, limit_s=HEALTHY_S)
 
     def _stop(self) -> None:
         for process in self._processes:

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ import psycopg
 from sqlalchemy.engine import make_url
 
 from shared.machine.process import die_with_parent
+from tests.condition import until_blocking
 
 START_S = 30.0
 """A server starts in a fraction of a second; the machine may be busy. After a kill it first recovers."""
@@ -98,15 +98,16 @@ class PostgresServer:
             **self._who,
         )
         self._server = server
-        deadline = time.monotonic() + START_S
-        while True:
+
+        def answers() -> bool:
             try:
                 psycopg.connect(f"host={self.folder} user=postgres dbname=postgres").close()
-                return
             except psycopg.OperationalError:
                 assert server.poll() is None, "the PostgreSQL server ended"
-                assert time.monotonic() < deadline, "the PostgreSQL server does not answer"
-                time.sleep(0.02)
+                return False
+            return True
+
+        until_blocking(answers, "the PostgreSQL server answers", limit_s=START_S)
 
     def kill(self) -> None:
         """Kill the server and the processes of its connections; return when they have ended."""

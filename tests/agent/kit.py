@@ -20,8 +20,8 @@ from shared.bus.connection import Bus
 from shared.events.plans import Layout, Member, Stage
 from shared.messages.commands import COMMANDS, Reply
 from shared.messages.signals import SIGNALS, Heartbeat
-from shared.service.changes import Changes
 from shared.settings.model import Settings
+from tests.condition import until
 
 STAND_IN = (sys.executable, "-m", "tests.agent.stand_in")
 """The command line of a fork server whose ranks train nothing."""
@@ -71,25 +71,22 @@ class Ear:
     """Receives what agents send; answers signals as a detector would."""
 
     bus: Bus
-    changes: Changes = field(default_factory=Changes)
     signals: list[Any] = field(default_factory=list)
     heartbeats: list[Heartbeat] = field(default_factory=list)
     answering: bool = True
 
     async def signal(self, data: bytes) -> bytes:
         self.signals.append(SIGNALS.request.decode(data))
-        self.changes.notify()
         if not self.answering:
             await asyncio.Event().wait()
         return b"+"
 
     async def heartbeat(self, _: str, data: bytes) -> None:
         self.heartbeats.append(Heartbeat.model_validate_json(data))
-        self.changes.notify()
 
     async def until(self, predicate: Callable[[], bool]) -> None:
-        async with asyncio.timeout(WAIT_S):
-            await self.changes.until(predicate)
+        """Wait for a condition on what has been received."""
+        await until(predicate, seen=lambda: (self.signals, self.heartbeats[-1:]))
 
     def kinds(self) -> list[str]:
         return [signal.kind for signal in self.signals]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 
 from services.agent.agent import Agent
-from tests.agent.kit import WAIT_S, Driver, Ear, alive, train
+from tests.agent.kit import Driver, Ear, alive, train
+from tests.condition import until
 from tests.nats_server import OpenServer
 
 
@@ -27,9 +27,7 @@ async def test_a_key_that_is_refused_for_a_while_stops_no_rank(
 ) -> None:
     pids = await train(driver)
     nats.refuse()
-    async with asyncio.timeout(WAIT_S):
-        while "Authorization Violation" not in agent._bus.trouble:  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.01)
+    await until(lambda: "Authorization Violation" in agent._bus.trouble, seen=lambda: agent._bus.trouble)
     os.kill(pids["n0/1"], signal.SIGKILL)
     nats.accept()
     await ear.until(lambda: [s.worker for s in ear.signals] == ["n0/1"])

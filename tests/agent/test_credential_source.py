@@ -62,7 +62,7 @@ async def heard(ear: Ear, other_than: Heartbeat | None = None) -> Heartbeat:
     """Return a heartbeat, of another agent than the one that has sent ``other_than``."""
     known = other_than.incarnation if other_than is not None else ""
     async with asyncio.timeout(START_S):
-        await ear.changes.until(lambda: bool(ear.heartbeats) and ear.heartbeats[-1].incarnation != known)
+        await ear.until(lambda: bool(ear.heartbeats) and ear.heartbeats[-1].incarnation != known)
     return ear.heartbeats[-1]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
@@ -19,9 +18,8 @@ from services.agent.machine.nvml import Reading
 from shared.clock import PROCESS_CLOCK
 from shared.errors import InvalidInput
 from shared.messages.signals import DeviceFailed, Signal
-from shared.service.changes import Changes
-from tests.agent.kit import WAIT_S
 from tests.agent.recorded_nvml import COMPILER, RecordedNvml
+from tests.condition import until
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler for the stand-in library")
 
@@ -33,17 +31,14 @@ class Watched:
 
     def __init__(self, found: NodeHardware, read_interval_s: float = 3600.0) -> None:
         self.signals: list[DeviceFailed] = []
-        self._changes = Changes()
         self.watch = DeviceWatch("n0", "i", found, self._put, PROCESS_CLOCK, read_interval_s=read_interval_s)
 
     def _put(self, signals: list[Signal]) -> None:
         self.signals += [signal for signal in signals if isinstance(signal, DeviceFailed)]
-        self._changes.notify()
 
     async def until(self, *faults: str) -> list[DeviceFailed]:
         """Wait until these faults have been signalled; return all signals."""
-        async with asyncio.timeout(WAIT_S):
-            await self._changes.until(lambda: set(faults) <= {signal.fault for signal in self.signals})
+        await until(lambda: set(faults) <= {signal.fault for signal in self.signals}, seen=lambda: self.signals)
         return self.signals
 
 

@@ -42,6 +42,7 @@ from shared.messages.node_files import (
 )
 from shared.model import Model
 from tests.agent.kit import WAIT_S, Driver, Ear
+from tests.condition import until
 from tests.local_bus import LocalBus
 from tests.versions.kit import ILL, ill_formed
 
@@ -94,17 +95,15 @@ async def ask(bus: Bus, **request: Any) -> tuple[FilesReply, bytes]:
 async def test_an_agent_serves_what_its_ranks_print(bus: Bus, agent: Agent, ear: Ear, driver: Driver) -> None:
     await driver.prepare()
 
-    async def printed() -> bytes:
+    async def is_printed() -> bool:
         reply, _ = await ask(bus, kind="list-output", nodes=["n0"])
         if not reply.files:
-            return b""
+            return False
         assert [file.key for file in reply.files] == [(1, "n0/0"), (1, "n0/1")]
         _, data = await ask(bus, kind="read-output", generation=1, worker="n0/1", offset=2)
-        return data
+        return data == b"rank of gpt\n"
 
-    async with asyncio.timeout(WAIT_S):
-        while await printed() != b"rank of gpt\n":  # noqa: ASYNC110 - another process writes the file
-            await asyncio.sleep(0.01)
+    await until(is_printed)
 
 
 @pytest.mark.usefixtures("server")

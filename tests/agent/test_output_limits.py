@@ -10,7 +10,6 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +19,7 @@ from services.agent.ranks import output_limits
 from services.agent.ranks.output_limits import LEFT_OUT, OutputLimits
 from shared.settings.model import Settings
 from tests.agent.kit import WAIT_S, Driver, Ear
+from tests.condition import until
 
 LIMIT_BYTES = 1 << 20
 
@@ -51,12 +51,6 @@ async def limited(*processes: Process, counters: dict[str, int] | None = None, *
     finally:
         task.cancel()
         await asyncio.wait({task})
-
-
-async def until(holds: Any) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not holds():  # noqa: ASYNC110 - another process, and the file system
-            await asyncio.sleep(0.005)
 
 
 async def test_a_process_that_writes_without_a_pause_fills_no_disk(

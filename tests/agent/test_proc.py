@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from services.agent.machine.proc import Scheduled, handles, process_state, scheduled, starved_s
+from tests.condition import until_blocking
 
 
 @pytest.fixture
@@ -28,8 +29,12 @@ def spinning() -> Iterator[int]:
 def test_a_process_that_computes_runs_or_waits_for_a_cpu(spinning: int) -> None:
     before, start_s = scheduled(spinning), time.monotonic()
     assert before is not None
-    while (now := scheduled(spinning)) is not None and now.ran_s < before.ran_s + 0.1:
-        time.sleep(0.01)
+
+    def has_run() -> Scheduled | None:
+        now = scheduled(spinning)
+        return now if now is not None and now.ran_s >= before.ran_s + 0.1 else None
+
+    now = until_blocking(has_run)
     elapsed_s = time.monotonic() - start_s
     assert process_state(spinning) == "R"
     assert 0.0 <= starved_s(before, now, elapsed_s, "R") <= elapsed_s - 0.1 + 0.01
@@ -37,8 +42,7 @@ def test_a_process_that_computes_runs_or_waits_for_a_cpu(spinning: int) -> None:
 
 def test_a_stopped_process_neither_runs_nor_waits(spinning: int) -> None:
     os.kill(spinning, signal.SIGSTOP)
-    while process_state(spinning) != "T":
-        time.sleep(0.001)
+    until_blocking(lambda: process_state(spinning) == "T")
     before = scheduled(spinning)
     time.sleep(0.1)
     assert scheduled(spinning) == before

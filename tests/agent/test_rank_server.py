@@ -20,6 +20,7 @@ from services.agent.ranks.rank_server import MOST_OF_ONE_PROCESS, RankServer
 from services.agent.succession import inheritance
 from shared.bus.dropped import DroppedMessages
 from shared.service.changes import Changes
+from tests.condition import until
 from unicron.protocol.messages import (
     MAX_LINE_BYTES,
     VERSION,
@@ -51,17 +52,14 @@ async def test_what_a_process_sent_before_its_end_is_read_although_a_message_to_
     try:
         rank.connect(listener.getsockname())
         rank.sendall(encode(Hello(version=VERSION, task="t", worker="n0/0", pid=os.getpid())))
-        async with asyncio.timeout(30):
-            await changes.until(lambda: process.attached)
+        await until(lambda: process.attached)
         steps = [Progress(generation=1, rank=0, step=step, phase="begun") for step in range(100)]
         raised = Raised(generation=1, rank=0, step=100, kind="exception", error="E", detail="", traceback="")
         rank.sendall(b"".join(encode(message) for message in (*steps, raised)))
         rank.close()
         server.send(process, Hold(generation=1))  # the connection is broken before the agent has read from it
         await server.read_rest(process)
-        async with asyncio.timeout(30):
-            while raised not in heard:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+        await until(lambda: raised in heard)
         assert heard == [*steps, raised]
     finally:
         rank.close()

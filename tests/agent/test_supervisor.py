@@ -38,14 +38,14 @@ async def node(settings: Settings, bus: Bus, ear: Ear, tmp_path: Path) -> AsyncI
     async with running(settings, "n0", tmp_path / "agent.log") as program:
         await program.ready()
         async with asyncio.timeout(START_S):
-            await ear.changes.until(lambda: bool(ear.heartbeats))
+            await ear.until(lambda: bool(ear.heartbeats))
         yield program
 
 
 async def successor(ear: Ear, before: Heartbeat) -> Heartbeat:
     """Return a heartbeat of the agent after the one that has sent ``before``."""
     async with asyncio.timeout(START_S):
-        await ear.changes.until(lambda: ear.heartbeats[-1].incarnation != before.incarnation)
+        await ear.until(lambda: ear.heartbeats[-1].incarnation != before.incarnation)
     return ear.heartbeats[-1]
 
 
@@ -156,7 +156,7 @@ async def test_a_task_that_finishes_while_there_is_no_agent_is_signalled_by_the_
     finally:
         supervisor.resume()
     async with asyncio.timeout(START_S):
-        await ear.changes.until(lambda: "rank-finished" in ear.kinds())
+        await ear.until(lambda: "rank-finished" in ear.kinds())
     await ear.until(lambda: set(ear.workers().values()) == {"idle"})
     assert set(ear.kinds()) == {"rank-checkpointed", "rank-finished"}
 

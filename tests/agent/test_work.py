@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 
 from services.agent.machine.proc import children_cpu_s, usage
 from services.agent.node.process import Process
 from tests.agent.test_node import configured, progress, receive
+from tests.condition import until_blocking
 
 
 def used(process: Process, course: list[tuple[float, float]], *, device_busy: bool = False) -> list[float | None]:
@@ -61,16 +60,6 @@ def test_the_steps_of_a_process_are_those_of_its_life() -> None:
     assert (status.steps_timed, status.steps_done) == (1, 3)
 
 
-def reaches(seconds: float, measure: Callable[[], float]) -> bool:
-    """Return whether a measured time becomes as long as that, within a minute."""
-    deadline = time.monotonic() + 60.0
-    while measure() < seconds:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def test_the_processor_time_of_all_threads_and_of_living_children_is_found() -> None:
     """A rank that compiles may wait for a compiler that it has started, from any of its threads."""
     spins = "while True: pass"
@@ -86,7 +75,7 @@ def test_the_processor_time_of_all_threads_and_of_living_children_is_found() -> 
     process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
     assert process.stdin is not None
     try:
-        assert reaches(0.3, lambda: children_cpu_s(process.pid))
+        until_blocking(lambda: children_cpu_s(process.pid) >= 0.3)
         own = usage(process.pid)
         assert own is not None
         assert own.state in "SRD"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -50,6 +50,7 @@ from shared.service.tokens import Scope
 from shared.settings.model import Settings
 from shared.tasks.specification import TaskSpec, parse_spec
 from shared.views.documents import ClusterView, Views
+from tests.condition import until
 
 START = datetime(2025, 3, 1, 12, 0, 0, tzinfo=UTC)
 PRICE = 3.6
@@ -365,13 +366,6 @@ def bearer(settings: Settings, scope: Scope = Scope.OPERATE) -> dict[str, str]:
     """Make a token of a scope; return the header that has it."""
     token = tokens.add(settings.token_file, f"test-{uuid.uuid4().hex}", scope, datetime.now(UTC))
     return {"Authorization": f"Bearer {token}"}
-
-
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until a condition holds."""
-    async with asyncio.timeout(40):
-        while not await holds():  # noqa: ASYNC110 - what is asked is another process, or a port
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

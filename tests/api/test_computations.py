@@ -10,7 +10,8 @@ import psutil
 
 from services.api.http import computations
 from services.api.http.computations import Computations, most_at_once
-from tests.api.kit import Server, client_of, offline_gateway, until
+from tests.api.kit import Server, client_of, offline_gateway
+from tests.condition import until
 
 ENDLESS = {
     "layers": 5040, "hidden": 1_000_000, "heads": 10_000, "sequence_length": 2048,
@@ -43,7 +44,7 @@ async def test_clients_that_leave_take_theirs_with_them_and_others_are_served(ap
         for _ in range(computations.MOST_OF_ONE_PEER)
     ]
     # One of them computes; the others wait for its process, or beside it.
-    await until(lambda: asyncio.sleep(0, bool(computing())))
+    await until(computing)
 
     async def refused() -> bool:
         answer = await api.http.get("/v1/plan/throughput", params=ENDLESS, timeout=5)
@@ -55,7 +56,7 @@ async def test_clients_that_leave_take_theirs_with_them_and_others_are_served(ap
     for task in asked:
         task.cancel()
     await asyncio.wait(asked)
-    await until(lambda: asyncio.sleep(0, not computing()))
+    await until(lambda: not computing())
     assert len(psutil.Process().children()) <= before + most_at_once()
     small = {"layers": 2, "hidden": 64, "heads": 2, "sequence_length": 64, "global_batch": 8, "workers": 2}
     answer = await api.http.get("/v1/plan/throughput", params=small)

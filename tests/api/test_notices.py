@@ -38,6 +38,7 @@ from shared.model import utc_now
 from shared.service.http_server import HttpServer, listen
 from shared.settings.model import Settings
 from tests.api.kit import Server, serving, spec
+from tests.condition import until
 
 KEY = b"0123456789abcdef0123456789abcdef"
 LIMIT_S = 60.0
@@ -61,11 +62,6 @@ class Receiver:
     def taken(self) -> list[tuple[str, str]]:
         """Return type and incident of each request; check that its signature is the key's."""
         return [(str(body["type"]), str(body["data"]["incident"])) for body in map(verified, self.requests)]
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(LIMIT_S):
-            while not holds():  # noqa: ASYNC110 - requests come from a client of HTTP
-                await asyncio.sleep(0.01)
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
@@ -170,7 +166,7 @@ async def test_a_task_that_waits_for_its_storage_is_reported(
         await api.append(TaskCheckpointFailed, step=task.steps - 1, reason="no room", **failed)
         await api.append(TaskCheckpointFailed, step=task.steps, reason="all steps are done, and no room", **failed)
         await fault(api, "i1")
-        await receiver.until(lambda: len(receiver.requests) == 2)
+        await until(lambda: len(receiver.requests) == 2)
     by_type = {body["type"]: body["data"] for body in map(verified, receiver.requests)}
     assert {*by_type} == {"task.waiting", "incident.opened"}
     data = by_type["task.waiting"]
@@ -185,14 +181,14 @@ async def test_a_failed_task_and_an_incident_that_is_open_again_are_reported(
         await api.join("n0")
         await fault(api, "i1")
         await heal(api, "i1")
-        await receiver.until(lambda: len(receiver.requests) == 2)
+        await until(lambda: len(receiver.requests) == 2)
         again = {"kind": ErrorKind.EXCEPTION, "severity": Severity.SEV2, "method": Method.EXCEPTION}
         await api.append(ErrorDetected, incident="i1", detected_at=utc_now(), repeats="earlier", **again)
-        await receiver.until(lambda: len(receiver.requests) == 3)
+        await until(lambda: len(receiver.requests) == 3)
         await api.append(TaskSubmitted, task="gpt", spec=spec())
         reason = "exception (ValueError) at step 3 happened 2 times"
         await api.append(TaskFailed, task="gpt", generation=3, step=3, reason=reason, incident="i1")
-        await receiver.until(lambda: len(receiver.requests) == 5)
+        await until(lambda: len(receiver.requests) == 5)
     earlier = [("incident.opened", "i1"), ("incident.closed", "i1"), ("incident.reopened", "i1")]
     assert receiver.taken()[:3] == earlier
     last = {body["type"]: body["data"] for body in map(verified, receiver.requests[3:])}
@@ -211,10 +207,10 @@ async def test_an_incident_is_told_when_it_opens_and_when_it_is_over(
     async with serving(hooked, bus, journal) as api:
         await api.join("n0")
         position = await fault(api, "i/1", Severity.SEV3)
-        await receiver.until(lambda: len(receiver.requests) == 1)
+        await until(lambda: len(receiver.requests) == 1)
         await fault(api, "i/1", Severity.SEV2)  # an escalation
         await heal(api, "i/1")
-        await receiver.until(lambda: len(receiver.requests) == 2)
+        await until(lambda: len(receiver.requests) == 2)
     assert receiver.taken() == [("incident.opened", "i/1"), ("incident.closed", "i/1")]
     opened, closed = (verified(request)["data"] for request in receiver.requests)
     assert opened["position"] == closed["position"] == position
@@ -239,7 +235,7 @@ async def test_what_the_receiver_refuses_is_sent_again_as_it_was(
     async with serving(hooked, bus, journal) as api:
         await fault(api, "i1")
         await fault(api, "i2")
-        await receiver.until(lambda: len(receiver.requests) == 5)
+        await until(lambda: len(receiver.requests) == 5)
         page = (await api.http.get("/metrics")).text
     assert receiver.taken() == [("incident.opened", "i1")] * 4 + [("incident.opened", "i2")]
     assert len({(headers["webhook-id"], body) for headers, body in receiver.requests[:4]}) == 1
@@ -253,7 +249,7 @@ async def test_a_receiver_that_hangs_keeps_nothing_waiting(
     async with serving(hooked, bus, journal) as api:
         await api.join("n0")
         await fault(api, "i1")
-        await receiver.until(lambda: len(receiver.requests) == 1)
+        await until(lambda: len(receiver.requests) == 1)
         last = 0
         for number in range(2, 30):
             last = await fault(api, f"i{number}")
@@ -271,14 +267,14 @@ async def test_a_restart_sends_nothing_twice_and_what_came_meanwhile(
     queues = Queues(database_url(hooked, "notices"))
     async with serving(hooked, bus, journal) as api:
         await fault(api, "i1")
-        await receiver.until(lambda: len(announced(queues)) == 1)
+        await until(lambda: len(announced(queues)) == 1)
         before = queues.turn("archive")
     assert before is not None
     offline = Server("", api.http, journal, api.data)
     await fault(offline, "i2")
     await heal(offline, "i1")
     async with serving(hooked, bus, journal):
-        await receiver.until(lambda: len(receiver.requests) == 3)
+        await until(lambda: len(receiver.requests) == 3)
     assert receiver.taken() == [("incident.opened", "i1"), ("incident.opened", "i2"), ("incident.closed", "i1")]
     # As if the process had died each time between the request and the row, in which nobody is the sender.
     turn = queues.turn("archive")
@@ -286,7 +282,7 @@ async def test_a_restart_sends_nothing_twice_and_what_came_meanwhile(
     assert turn.sender == ""
     assert queues.beat("archive", "", Sent(position=0))
     async with serving(hooked, bus, journal):
-        await receiver.until(lambda: len(receiver.requests) == 6)
+        await until(lambda: len(receiver.requests) == 6)
     queues.close()
     ids = [headers["webhook-id"] for headers, _ in receiver.requests]
     assert sorted(ids[:3]) == sorted(ids[3:])
@@ -304,7 +300,7 @@ async def test_a_new_receiver_gets_nothing_of_before(
         await fault(api, "old")
     async with serving(hooked, bus, journal) as api:
         await fault(api, "new")
-        await receiver.until(lambda: len(receiver.requests) == 1)
+        await until(lambda: len(receiver.requests) == 1)
     assert receiver.taken() == [("incident.opened", "new")]
 
 
@@ -322,11 +318,9 @@ async def test_a_receiver_that_was_away_gets_all_in_order(
         async def failed() -> bool:
             return 'unicron_notice_failures_total{receiver="archive"} 0.0' not in (await api.http.get("/metrics")).text
 
-        async with asyncio.timeout(LIMIT_S):
-            while not await failed():  # noqa: ASYNC110 - a page of the api
-                await asyncio.sleep(0.01)
+        await until(failed)
         async with away.listening():
-            await away.until(lambda: len(away.requests) == 40)
+            await until(lambda: len(away.requests) == 40)
     assert [incident for _, incident in away.taken()] == [f"i{number}" for number in range(40)]
 
 
@@ -358,9 +352,9 @@ async def test_receivers_have_queues_and_shapes_of_their_own(
             await fault(api, "i1")
             await api.append(TaskSubmitted, task="gpt", spec=spec())
             await api.append(TaskFailed, task="gpt", generation=3, step=3, reason="<loss> is & nan", incident="i1")
-            await receiver.until(lambda: len(chat.requests) == len(pager.requests) == 1)
+            await until(lambda: len(chat.requests) == len(pager.requests) == 1)
             await api.append(TaskSubmitted, task="gpt", spec=spec(), resumes=True)
-            await receiver.until(lambda: len(chat.requests) == len(pager.requests) == 2)
+            await until(lambda: len(chat.requests) == len(pager.requests) == 2)
             status = (await api.http.get("/v1/status")).text
     assert receiver.taken() == [("incident.opened", "i1")]
     failed, over = (json.loads(body)["text"] for _, body in chat.requests)
@@ -388,10 +382,10 @@ async def test_what_holds_is_told_until_it_is_over(
     async with serving(hooked, bus, journal) as api:
         await api.join("n0")
         await fault(api, "i1", Severity.SEV1)
-        await receiver.until(lambda: len(receiver.requests) == 3)
+        await until(lambda: len(receiver.requests) == 3)
         await api.join("n0")  # anew: an isolated node is back once it has passed its self-test
         await heal(api, "i1")
-        await receiver.until(lambda: len(receiver.requests) == 5)
+        await until(lambda: len(receiver.requests) == 5)
     found = {body["type"]: body["data"] for body in map(verified, receiver.requests)}
     isolated, stuck = ("node.isolated", "node.isolated.resolved"), ("incident.stuck", "incident.stuck.resolved")
     assert {*found} == {*isolated, *stuck, "control-plane.degraded"}
@@ -414,7 +408,7 @@ async def test_of_two_apis_one_sends_and_the_other_takes_over(
         async with serving(hooked, bus, journal) as api:
             for number in range(5):
                 await fault(api, f"i{number}")
-            await receiver.until(lambda: len(receiver.requests) == 5)
+            await until(lambda: len(receiver.requests) == 5)
             first = Queues(database_url(hooked, "notices")).turn("archive")
         # As one that was killed leaves it: a sender that beats no more.
         queues = Queues(database_url(hooked, "notices"))
@@ -423,7 +417,7 @@ async def test_of_two_apis_one_sends_and_the_other_takes_over(
         assert turn is not None
         assert queues.take("archive", "killed", turn)
         await fault(other, "i5")
-        await receiver.until(lambda: len(receiver.requests) == 6)
+        await until(lambda: len(receiver.requests) == 6)
         queues.close()
     assert [incident for _, incident in receiver.taken()] == [f"i{number}" for number in range(6)]
 

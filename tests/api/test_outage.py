@@ -13,7 +13,8 @@ from shared.bus.connection import Bus
 from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.settings.model import Settings
-from tests.api.kit import Server, serving, spec_dict, until
+from tests.api.kit import Server, serving, spec_dict
+from tests.condition import until
 from tests.postgres import PostgresServer, find_binaries
 
 

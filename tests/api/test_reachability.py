@@ -17,7 +17,8 @@ from shared.log.journal import Journal
 from shared.messages.reachability import REACHABILITY, STALE_S, Reachability, Unreachable
 from shared.settings.model import Settings
 from shared.views.documents import NodeState, NodeView
-from tests.api.kit import Server, serving, until
+from tests.api.kit import Server, serving
+from tests.condition import until
 from tests.versions.kit import heartbeat
 
 SINCE = datetime(2025, 3, 1, 13, 5, tzinfo=UTC)

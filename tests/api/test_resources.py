@@ -25,7 +25,8 @@ from shared.messages.health import HEALTH
 from shared.messages.signals import HEARTBEATS, Heartbeat, WorkerStatus
 from shared.model import utc_now
 from shared.settings.model import Settings
-from tests.api.kit import Server, Story, serving, until
+from tests.api.kit import Server, Story, serving
+from tests.condition import until
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00")
 

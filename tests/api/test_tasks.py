@@ -13,7 +13,8 @@ from services.api.gateway import with_place
 from shared.errors import InvalidInput
 from shared.events.union import TaskFailed, TaskFinished, TaskStopped, TaskStopRequested, TaskSubmitted
 from shared.tasks.specification import MAX_SPEC_BYTES, parse_spec
-from tests.api.kit import Server, spec_dict, until
+from tests.api.kit import Server, spec_dict
+from tests.condition import until
 
 
 def refused(response: httpx.Response, status: int, code: str) -> dict[str, Any]:

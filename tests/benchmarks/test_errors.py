@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,6 +24,7 @@ from benchmarks.peers import systems
 from benchmarks.ranks import RankFailed, run_ranks
 from benchmarks.report import FAILED, Report, run
 from cli.stack.stack import Stack
+from tests.condition import until
 
 PROBLEM = {
     "type": "urn:unicron:internal",
@@ -180,11 +181,6 @@ async def test_a_cancelled_run_ends_its_launcher(tmp_path: Path) -> None:
             launcher = self._launch(folder, "sleeper", "-c", "import time; time.sleep(600)")
             (folder / "pid").write_text(f"{launcher.pid}\n")
             return self._until_ended(folder, [launcher])
-
-    async def until(holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
-            while not holds():  # noqa: ASYNC110 - another thread acts
-                await asyncio.sleep(0.01)
 
     running = asyncio.create_task(Sleeper(1, Path(sys.executable)).run(tmp_path, ""))
     pid = tmp_path / "pid"

@@ -20,9 +20,10 @@ from shared.events.union import TaskFailed, TaskFinished
 from shared.interface.models import EventRecord, Incident, Stopping, Task
 from shared.tasks import specification
 from shared.tasks.specification import TaskSpec, TaskState, parse_spec
-from tests.api.kit import Server, until
+from tests.api.kit import Server
 from tests.api.node_machines import NodeMachines, write_output
 from tests.cli.conftest import Unicron
+from tests.condition import until
 from unicron_client import Client, TimedOut
 from unicron_client.resources import ENDED, MissingOutput, OutputLine, typed
 

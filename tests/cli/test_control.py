@@ -19,6 +19,7 @@ import pytest
 
 from cli.stack.children import SERVICES
 from cli.stack.control_plane import metrics_address
+from tests.condition import until
 from tests.e2e.kit import processes_of
 from tests.nats_server import OpenServer
 from tests.versions.test_log import joined, newer_log
@@ -65,21 +66,25 @@ class Running:
 
     async def started(self, name: str, but: int = 0) -> psutil.Process:
         """Wait for a process of a service other than one with a pid; return it."""
-        while True:
+
+        def other() -> psutil.Process | None:
             found = self.service(name)
-            if found is not None and found.pid != but:
-                return found
-            await asyncio.sleep(POLL_S)
+            return found if found is not None and found.pid != but else None
+
+        found: psutil.Process = await until(other, f"{name} has a process other than {but}")
+        return found
 
 
 async def answered(client: httpx.AsyncClient, service: str) -> None:
     """Wait until the API answers, and says that a service works."""
-    while True:
+
+    async def works() -> bool:
         with contextlib.suppress(httpx.TransportError):
             checks = (await client.get("/readyz")).json()["checks"]
-            if any(check["name"] == service and check["ok"] for check in checks):
-                return
-        await asyncio.sleep(POLL_S)
+            return any(check["name"] == service and check["ok"] for check in checks)
+        return False
+
+    await until(works, f"the API says that {service} works")
 
 
 @contextlib.asynccontextmanager

@@ -29,13 +29,14 @@ from shared.messages.self_test import SELF_TEST, SelfTest, SelfTestResult
 from shared.service import tokens
 from shared.service.tokens import Scope
 from shared.settings.model import Settings
-from tests.api.kit import START, Server, Story, serving, until
+from tests.api.kit import START, Server, Story, serving
 from tests.cli import test_slow_workers, test_widths
 from tests.cli.conftest import Outcome, call_unicron
 from tests.cli.golden_outputs import COLUMNS, GOLDEN, compare, golden_files
 from tests.cli.test_doctor import GOOD, peer
 from tests.cli.test_simulate import TRACE
 from tests.cli.test_task_verbs import write_spec
+from tests.condition import until
 from tests.logs.kit import golden_log, read_rows, restore
 from tests.planner.test_standalone import problem, task
 

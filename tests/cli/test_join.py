@@ -19,6 +19,7 @@ from shared.bus import credentials
 from shared.errors import InvalidInput
 from shared.nats.key_directory import KeyDirectory
 from shared.settings.model import read_settings
+from tests.condition import until
 from tests.nats_server import OpenServer
 
 pytestmark = pytest.mark.timeout(120)
@@ -139,9 +140,12 @@ async def test_the_command_becomes_the_supervisor(nats: OpenServer, tmp_path: Pa
     try:
         async with asyncio.timeout(START_S):
             main_process = psutil.Process(process.pid)
-            while MODULE not in main_process.cmdline() or not main_process.children():
+
+            def is_supervisor() -> bool:
                 assert process.returncode is None
-                await asyncio.sleep(0.02)
+                return MODULE in main_process.cmdline() and bool(main_process.children())
+
+            await until(is_supervisor)
             children = main_process.children()
             process.send_signal(signal.SIGTERM)
             assert await process.wait() == 0

@@ -10,8 +10,9 @@ import sys
 import pytest
 
 from shared.events.union import TaskStopped, TaskStopRequested
-from tests.api.kit import Server, until
+from tests.api.kit import Server
 from tests.cli.conftest import Outcome, Unicron
+from tests.condition import until
 
 
 class Typed(io.StringIO):

@@ -23,10 +23,11 @@ from cli.stack.devices import Device, Division
 from services.agent.machine.hardware import Devices
 from shared.errors import Conflict, InvalidInput, NoDevice
 from shared.events.union import TaskFailed, TaskFinished, TaskStopped, TaskStopRequested
-from tests.api.kit import Server, spec, until
+from tests.api.kit import Server, spec
 from tests.cli.conftest import NOWHERE, Outcome
 from tests.cli.test_run_check import CALLS_PRETRAIN, MODEL, call, write_script
 from tests.cli.test_run_specification import REST
+from tests.condition import until
 from unicron_client.resources import Client
 
 

@@ -15,9 +15,10 @@ import pytest
 import yaml
 
 from shared.events.union import TaskFailed, TaskFinished, TaskStopped, TaskStopRefused, TaskStopRequested
-from tests.api.kit import Server, spec_dict, until
+from tests.api.kit import Server, spec_dict
 from tests.api.node_machines import NodeMachines
 from tests.cli.conftest import NOWHERE, Unicron, call_unicron
+from tests.condition import until
 
 
 def write_spec(folder: Path, **changes: Any) -> Path:

@@ -20,8 +20,9 @@ from shared.messages.injection import FAULTS, FaultResult
 from shared.messages.self_test import SELF_TEST, SelfTestResult
 from shared.messages.signals import HEARTBEATS, DeviceReading, DeviceStatus
 from shared.settings.model import Settings
-from tests.api.kit import Server, Story, serving, until
+from tests.api.kit import Server, Story, serving
 from tests.cli.conftest import NOWHERE, Unicron, call_unicron, end, start_unicron
+from tests.condition import until
 from tests.versions.kit import heartbeat
 
 VERBS = {
@@ -162,9 +163,11 @@ async def test_an_agent_is_started_again_and_waited_for(healed: Server, bus: Bus
 
 async def test_a_drain_is_waited_for(healed: Server) -> None:
     waiting = asyncio.create_task(call_unicron("drain", "n1", "--wait", server=healed.url))
-    async with asyncio.timeout(100):
-        while (await healed.http.get("/v1/nodes/n1")).json()["state"] != "draining":  # noqa: ASYNC110 - asks a server
-            await asyncio.sleep(0.05)
+
+    async def drains() -> bool:
+        return bool((await healed.http.get("/v1/nodes/n1")).json()["state"] == "draining")
+
+    await until(drains)
     await healed.append(NodeDrained, node="n1")
     outcome = await waiting
     assert (outcome.code, outcome.err) == (0, "")

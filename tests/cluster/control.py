@@ -8,9 +8,8 @@ import secrets
 import shutil
 import signal
 import sys
-import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import httpx
 
@@ -22,8 +21,9 @@ from shared.nats.key_directory import KeyDirectory
 from shared.nats.nats_server import find_binary
 from tests.cluster import relay
 from tests.cluster.holder import DISK
-from tests.cluster.machine import POLL_S, Machine, MachineFailed, Process
+from tests.cluster.machine import Machine, MachineFailed, Process
 from tests.cluster.network import ROOT
+from tests.condition import until_blocking
 from tests.postgres import find_binaries
 
 START_S = 60.0
@@ -191,7 +191,7 @@ class Control:
             attempt = self.machine.start(query, output="postgres-probe.log")
             return self.machine.wait(attempt, START_S) == 0
 
-        until("postgres is ready", answers, START_S)
+        until_blocking(answers, "postgres is ready", limit_s=START_S)
 
     def open_log(self) -> EventLog:
         """Return the log, opened by the test for reading."""
@@ -216,20 +216,9 @@ class Control:
         """Repeat a command until it succeeds while a server starts."""
 
         def succeeds() -> bool:
+            if self.machine.exit_code(process) is not None:
+                raise MachineFailed(f"in vain: {what} is ready")
             attempt = self.machine.start(command, output=f"{what}-probe.log")
             return self.machine.wait(attempt, START_S) == 0
 
-        until(f"{what} is ready", succeeds, START_S, lambda: self.machine.exit_code(process) is None)
-
-
-def until(what: str, holds: Callable[[], bool], limit_s: float, possible: Callable[[], bool] = lambda: True) -> None:
-    """Wait until a condition holds.
-
-    Raises:
-        MachineFailed: it does not within ``limit_s``, or it is no longer possible.
-    """
-    deadline = time.monotonic() + limit_s
-    while not holds():
-        if not possible() or time.monotonic() > deadline:
-            raise MachineFailed(f"in vain: {what}")
-        time.sleep(POLL_S)
+        until_blocking(succeeds, f"{what} is ready", limit_s=START_S)

@@ -20,6 +20,7 @@ from pathlib import Path
 from tests.cluster import channel
 from tests.cluster.network import ROOT, Network
 from tests.cluster.wall_clock import WallClock
+from tests.condition import until_blocking
 
 PREFIX_LENGTH = 24
 """All machines are in 198.51.100.0/24 (TEST-NET-2, RFC 5737), so that no real host is ever meant."""
@@ -229,18 +230,22 @@ class Machine:
         """Wait until a process has written a line.
 
         Raises:
-            MachineFailed: it ended before, or did not write the line in time.
+            MachineFailed: it ended before.
         """
-        deadline = time.monotonic() + limit_s
-        while True:
+
+        def written() -> str:
+            return process.output.read_bytes()[process.offset :].decode(errors="replace")
+
+        def is_written() -> bool:
             code = self.exit_code(process)
-            text = process.output.read_bytes()[process.offset :].decode(errors="replace")
-            if line in text.splitlines():
-                return
-            if code is not None or time.monotonic() > deadline:
-                state = "runs" if code is None else f"ended with {code}"
-                raise MachineFailed(f"{self.name}: {process.output.name} {state}, no line {line!r}:\n{text[-3000:]}")
-            time.sleep(POLL_S)
+            found = line in (text := written()).splitlines()
+            if code is not None and not found:
+                raise MachineFailed(
+                    f"{self.name}: {process.output.name} ended with {code}, no {line!r}:\n{text[-3000:]}"
+                )
+            return found
+
+        until_blocking(is_written, f"{self.name}: {process.output.name} has {line!r}", limit_s=limit_s, seen=written)
 
     def path(self, inside: str) -> Path:
         """Return where the test finds a file of the machine: also one on its disk."""

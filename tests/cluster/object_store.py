@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.cluster.control import until
 from tests.cluster.machine import Machine
+from tests.condition import until_blocking
 
 BUCKET = "checkpoints"
 
@@ -39,7 +39,7 @@ class ObjectStore:
             "AWS_DEFAULT_REGION": "us-east-1",
         }
         machine.start([sys.executable, "-m", "moto.server", "-H", "0.0.0.0", "-p", str(PORT)], output="s3.log")
-        until("the S3 server has a bucket", self._has_bucket, START_S)
+        until_blocking(self._has_bucket, "the S3 server has a bucket", limit_s=START_S)
 
     def secrets(self, folder: Path) -> dict[str, str]:
         """Return the secrets of a task's specification; their files, which all machines see, are in a folder."""

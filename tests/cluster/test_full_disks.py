@@ -16,12 +16,12 @@ from shared.log.log import EventLog
 from shared.model import utc_now
 from tests.cluster.ballast import full
 from tests.cluster.bed import Bed
-from tests.cluster.control import until
 from tests.cluster.holder import DISK
 from tests.cluster.outputs import printed
 from tests.cluster.recorded import Recorded
 from tests.cluster.test_outage import BACK_S, checks, kill_rank, one_fault
 from tests.cluster.training import BATCH_S, MODEL, training
+from tests.condition import until_blocking
 from tests.e2e.kit import Pace, Record, pids, rank, small_task
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -131,13 +131,13 @@ def test_services_wait_while_the_disk_of_the_control_plane_is_full(bed: Bed, cor
             fill_log(log, "n0", incarnation)
             kill_rank(bed, before)
             # Which one depends on the sizes of its events, and on the room that is left in each page.
-            until(
-                "a service says so",
+            until_blocking(
                 lambda: any(NO_ROOM_FOR_THE_LOG in c["detail"] for c in checks(bed).values()),
-                BACK_S,
+                "a service says so",
+                limit_s=BACK_S,
             )
             assert bed.control.ended() == {}
-        until("the api is ready", lambda: bed.client.http.get("/readyz").status_code == 200, BACK_S)
+        until_blocking(lambda: bed.client.http.get("/readyz").status_code == 200, "the api is ready", limit_s=BACK_S)
         bed.client.http.post("/v1/nodes/n0/return").raise_for_status()
         assert bed.ready_nodes() == set(bed.nodes)
 
@@ -160,9 +160,9 @@ def fill_log(log: EventLog, node: str, incarnation: str) -> None:
             return False
         return True
 
-    until(
-        "the log takes no more",
+    until_blocking(
         lambda: not is_taken(NodeCordoned(**one()), NodeReturned(**one(), incarnation=incarnation)),
-        BACK_S,
+        "the log takes no more",
+        limit_s=BACK_S,
     )
-    until("nor less", lambda: not is_taken(NodeReturned(**one(), incarnation=incarnation)), BACK_S)
+    until_blocking(lambda: not is_taken(NodeReturned(**one(), incarnation=incarnation)), "nor less", limit_s=BACK_S)

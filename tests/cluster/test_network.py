@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from tests.cluster import echo
-from tests.cluster.control import until
 from tests.cluster.machine import Machine, Process
 from tests.cluster.network import ROOT, Network
+from tests.condition import until_blocking
 
 pytestmark = [pytest.mark.cluster, pytest.mark.short]
 
@@ -108,7 +108,7 @@ def test_loss_in_one_direction(trio: Trio) -> None:
     network.set("m0", "m1")
     network.set("m1", "m0", loss=1.0)
     assert loses_all(m0, m1)
-    until("the questions came through, no answer did", lambda: heard(server) == before + 3, 20.0)
+    until_blocking(lambda: heard(server) == before + 3, "the questions came through, no answer did", limit_s=20.0)
     network.heal()
     assert reaches(m0, m1)
 
@@ -174,7 +174,6 @@ def test_a_machine_has_its_own_name_hosts_memory_and_disk(network: Network, tmp_
 
 KILLED = """
 import pathlib, sys, time
-from tests.cluster.control import until
 from tests.cluster.machine import Machine
 from tests.cluster.network import Network
 
@@ -207,4 +206,4 @@ def test_nothing_outlives_a_killed_test_process(tmp_path: Path) -> None:
                 below = psutil.Process(process.pid).children(recursive=True)
         finally:
             process.kill()
-    until("all processes end", lambda: not any(alive(p) for p in below), 20)
+    until_blocking(lambda: not any(alive(p) for p in below), "all processes end", limit_s=20)

@@ -12,8 +12,8 @@ import pytest
 from cli.stack.children import SERVICES
 from shared.events.union import ErrorDetected
 from tests.cluster.bed import Bed
-from tests.cluster.control import until
 from tests.cluster.training import training
+from tests.condition import until_blocking
 from tests.e2e.kit import Record, pids, rank
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -48,7 +48,7 @@ def one_fault(bed: Bed, name: str, corpus: Path, folder: Path) -> Iterator[Recor
         log.close()
     types = Counter(r.event.type for r in records if getattr(r.event, "incident", None) == incident["id"])
     assert (types["error.detected"], types["plan.decided"]) == (1, 1)
-    until("the bus has every event", lambda: bed.control.relayed() >= len(records), BACK_S)
+    until_blocking(lambda: bed.control.relayed() >= len(records), "the bus has every event", limit_s=BACK_S)
 
 
 def kill_rank(bed: Bed, before: Record) -> None:
@@ -71,13 +71,13 @@ def test_postgres_is_killed_and_started_again(bed: Bed, corpus: Path, tmp_path: 
         bed.control.kill("postgres")
         kill_rank(bed, before)
         # The detector has the signal of the exit, and the others their next look at the log.
-        until("the services say so", lambda: waiting_for_the_log(bed) == DECIDING, BACK_S)
+        until_blocking(lambda: waiting_for_the_log(bed) == DECIDING, "the services say so", limit_s=BACK_S)
         refused = bed.client.http.get("/v1/tasks")
         assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
         assert int(refused.headers["retry-after"]) > 0
         assert bed.control.ended() == {}
         bed.control.start_postgres()
-        until("the api is ready", lambda: bed.client.http.get("/readyz").status_code == 200, BACK_S)
+        until_blocking(lambda: bed.client.http.get("/readyz").status_code == 200, "the api is ready", limit_s=BACK_S)
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["kept", "lost"])
@@ -86,11 +86,13 @@ def test_nats_is_killed_and_started_again(lost: bool, bed: Bed, corpus: Path, tm
     with one_fault(bed, f"bus-away-{'lost' if lost else 'kept'}", corpus, tmp_path) as before:
         bed.control.kill("nats")
         kill_rank(bed, before)
-        until("the api says so", lambda: checks(bed)["bus"]["detail"].startswith("waiting for the bus"), BACK_S)
+        until_blocking(
+            lambda: checks(bed)["bus"]["detail"].startswith("waiting for the bus"), "the api says so", limit_s=BACK_S
+        )
         if lost:
             bed.control.lose_nats_data()
         bed.control.start_nats()
-        until("the api is ready", lambda: bed.client.http.get("/readyz").status_code == 200, BACK_S)
+        until_blocking(lambda: bed.client.http.get("/readyz").status_code == 200, "the api is ready", limit_s=BACK_S)
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -117,6 +119,6 @@ def until_recorded(bed: Bed, task: str) -> None:
             position = records[-1].position if records else position
             return any(isinstance(r.event, ErrorDetected) and r.event.task == task for r in records)
 
-        until("the error is in the log", recorded, BACK_S)
+        until_blocking(recorded, "the error is in the log", limit_s=BACK_S)
     finally:
         log.close()

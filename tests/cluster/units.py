@@ -21,9 +21,9 @@ from pathlib import Path
 
 from tests import units
 from tests.agent import readable
-from tests.cluster.control import until
-from tests.cluster.machine import Machine, Process
+from tests.cluster.machine import Machine, MachineFailed, Process
 from tests.cluster.network import ROOT
+from tests.condition import until_blocking
 from tests.units import END_SIGNAL, Unit
 
 CHECKOUT = "/opt/unicron"
@@ -102,7 +102,13 @@ class UnitMachine:
             [*command, "bash", "-c", BOOT], output="boot.log", environment=self._variables | boot
         )
         booted = machine.path("/run/booted")
-        until(f"{machine.name} has its folders", booted.exists, BOOT_S, lambda: machine.exit_code(self._first) is None)
+
+        def has_booted() -> bool:
+            if machine.exit_code(self._first) is not None:
+                raise MachineFailed(f"{machine.name} has ended before it has its folders")
+            return booted.exists()
+
+        until_blocking(has_booted, f"{machine.name} has its folders", limit_s=BOOT_S)
 
     def path(self, inside: str) -> Path:
         """Return where the test finds a file of the machine."""
@@ -204,7 +210,7 @@ class UnitMachine:
         for pid in self.processes(name):
             self.machine.kill(pid)
         self.machine.wait(service.main, START_S)
-        until(f"no process of {name} is left", lambda: not self.processes(name), START_S)
+        until_blocking(lambda: not self.processes(name), f"no process of {name} is left", limit_s=START_S)
 
     def _start_again(self, name: str) -> None:
         """Start a unit again that has ended by itself, if it says so."""

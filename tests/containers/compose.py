@@ -9,14 +9,14 @@ from __future__ import annotations
 import graphlib
 import json
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tests.condition import until_blocking
 from tests.containers.images import ROOT
 from tests.containers.podman import COMMAND_S, attempt, environment, find_compose, inspected, podman
 
@@ -104,7 +104,11 @@ class Project:
         """
         container = self.container(service)
         try:
-            until(f"{service} is healthy", lambda: attempt("healthcheck", "run", container).returncode == 0, HEALTHY_S)
+            until_blocking(
+                lambda: attempt("healthcheck", "run", container).returncode == 0,
+                f"{service} is healthy",
+                limit_s=HEALTHY_S,
+            )
         except AssertionError as err:
             logs = attempt("logs", "--tail", "40", container)
             raise AssertionError(f"{err}; it printed: {logs.stdout}{logs.stderr}") from err
@@ -166,18 +170,6 @@ def remove_of_killed_runs() -> None:
     for name in {found[LABEL] for found in labels if LABEL in found}:
         if name.startswith(PREFIX):
             remove(name)
-
-
-def until(what: str, holds: Callable[[], bool], limit_s: float) -> None:
-    """Wait until a condition holds.
-
-    Raises:
-        AssertionError: it does not within ``limit_s``.
-    """
-    deadline = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < deadline, f"waited {limit_s:g} s in vain: {what}"
-        time.sleep(PAUSE_S)
 
 
 @contextmanager

@@ -18,7 +18,8 @@ from typing import Any
 
 import httpx
 
-from tests.containers.compose import HEALTHY_S, LABEL, until
+from tests.condition import until_blocking
+from tests.containers.compose import HEALTHY_S, LABEL
 from tests.containers.podman import attempt, environment, inspected, podman
 
 Record = dict[str, Any]
@@ -104,7 +105,7 @@ class Pod:
         for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
             if probe := self._container.get(kind):
                 try:
-                    until(f"{kind} of {self.name}", functools.partial(self.probed, probe), HEALTHY_S)
+                    until_blocking(functools.partial(self.probed, probe), f"{kind} of {self.name}", limit_s=HEALTHY_S)
                 except AssertionError as err:
                     logs = attempt("logs", "--tail", "40", self.name)
                     raise AssertionError(f"{err}; it printed: {logs.stdout}{logs.stderr}") from err

@@ -19,6 +19,7 @@ from shared.service.frame import Context
 from shared.settings.model import Settings
 from tests.agent.conftest import agent, driver, inherited
 from tests.agent.kit import WAIT_S
+from tests.condition import until
 
 __all__ = ["agent", "driver", "inherited", "monitor", "strict_monitor"]
 
@@ -49,12 +50,15 @@ class LogWatch:
         self.journal = journal
 
     async def until(self, found: Callable[[list[Event]], bool]) -> list[Event]:
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                events = [r.event for r in await asyncio.to_thread(self.journal.log.read)]
-                if found(events):
-                    return events
-                await asyncio.sleep(0.01)  # the table has no other way to be waited on than to be read
+        """Wait until the log has events of which a condition is true; return all events."""
+        events: list[Event] = []
+
+        async def read() -> bool:
+            events[:] = [r.event for r in await asyncio.to_thread(self.journal.log.read)]
+            return found(events)
+
+        await until(read, seen=lambda: events)
+        return events
 
 
 @contextlib.asynccontextmanager

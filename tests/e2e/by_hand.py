@@ -6,9 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+from tests.condition import until_blocking
 from tests.e2e.kit import Client, Record, processes_of
 
 UNICRON = [str(Path(sys.executable).parent / "unicron")]
@@ -61,10 +61,9 @@ def events(url: str) -> list[Record]:
 
 def until_gone(run_dir: Path, limit_s: float = 20.0) -> None:
     """Wait until no process of the run directory is left."""
-    deadline = time.monotonic() + limit_s
-    while left := processes_of(run_dir):
-        assert time.monotonic() < deadline, f"left: {left}"
-        time.sleep(0.1)
+    until_blocking(
+        lambda: not processes_of(run_dir), "no process is left", limit_s=limit_s, seen=lambda: processes_of(run_dir)
+    )
 
 
 def stop(process: subprocess.Popen[str], run_dir: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
@@ -16,6 +15,7 @@ import httpx
 import psutil
 
 from cli.demo.report import TOLERANCE, compare_parameters
+from tests.condition import until_blocking
 
 Record = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,18 +143,14 @@ class Client:
 
     def until(self, what: str, holds: Callable[[], Any], limit_s: float = 60.0) -> Any:
         """Wait until ``holds`` is true; return its value."""
-        deadline = time.monotonic() + limit_s
-        while True:
-            value = holds()
-            if value:
-                return value
-            if time.monotonic() > deadline:
-                state = [
-                    {k: t[k] for k in ("name", "state", "reason", "step", "workers")} for t in self.items("/v1/tasks")
-                ]
-                incidents = [(i["kind"], i["severity"], i["restored_at"]) for i in self.items("/v1/incidents")]
-                raise AssertionError(f"waited {limit_s} s in vain: {what}; tasks {state}; incidents {incidents}")
-            time.sleep(0.05)
+
+        def seen() -> str:
+            shown = ("name", "state", "reason", "step", "workers")
+            tasks = [{k: t[k] for k in shown} for t in self.items("/v1/tasks")]
+            incidents = [(i["kind"], i["severity"], i["restored_at"]) for i in self.items("/v1/incidents")]
+            return f"tasks {tasks}; incidents {incidents}"
+
+        return until_blocking(holds, what, limit_s=limit_s, seen=seen)
 
     def until_step(self, name: str, step: int, limit_s: float = 60.0) -> Record:
         """Wait until the task has done ``step`` steps."""

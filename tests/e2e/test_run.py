@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import psutil
 import pytest
 import yaml
 
+from tests.condition import until_blocking
 from tests.e2e.by_hand import UNICRON, until_gone
 from tests.e2e.kit import Client, processes_of, rank
 
@@ -114,11 +114,12 @@ class Running:
 
     def until(self, holds: Callable[[], object]) -> None:
         """Wait until ``holds`` is true."""
-        deadline = time.monotonic() + 90
-        while not holds():
+
+        def holds_while_it_runs() -> object:
             assert self.process.poll() is None, self.err
-            assert time.monotonic() < deadline, (self.out, self.err)
-            time.sleep(0.05)
+            return holds()
+
+        until_blocking(holds_while_it_runs, limit_s=90.0, seen=lambda: (self.out, self.err))
 
     def at_work(self) -> Client:
         """Wait until some steps are done; return a client of its stack."""

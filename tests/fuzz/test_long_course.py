@@ -24,6 +24,7 @@ from shared.messages.signals import HEARTBEATS, Heartbeat
 from shared.settings.model import Settings
 from tests.agent.kit import SPEC
 from tests.agent.program import running
+from tests.condition import until
 from tests.fuzz.bus_course import course as bus_course
 from tests.fuzz.bus_course import readable
 from tests.fuzz.http_course import course as http_course
@@ -139,7 +140,9 @@ async def _submit(http: httpx.AsyncClient, folder: Path, name: str, behaviour: s
 
 
 async def _succeeds(http: httpx.AsyncClient, name: str) -> None:
-    async with asyncio.timeout(WORK_S):
-        while (task := (await http.get(f"/v1/tasks/{name}")).json())["state"] != "succeeded":
-            assert task["state"] != "failed", task
-            await asyncio.sleep(0.2)
+    async def succeeded() -> bool:
+        task = (await http.get(f"/v1/tasks/{name}")).json()
+        assert task["state"] != "failed", task
+        return bool(task["state"] == "succeeded")
+
+    await until(succeeded, f"{name} succeeds", limit_s=WORK_S)

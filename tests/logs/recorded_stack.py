@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -17,6 +16,8 @@ from typing import Any
 
 import httpx
 import psutil
+
+from tests.condition import until_blocking
 
 WAIT_S = 180.0
 """Longest wait for any one thing: seconds when the machine is idle, minutes when it is busy."""
@@ -253,11 +254,7 @@ class Cluster:
         return bool(task["step"] >= step and task["state"] in ("running", "succeeded"))
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not condition():
-            if time.monotonic() > deadline:
-                raise SystemExit(f"waited {WAIT_S:.0f} s in vain: {what}")
-            time.sleep(POLL_S)
+        until_blocking(condition, what, limit_s=WAIT_S)
         print(f"  {what}", flush=True)
 
 

@@ -7,9 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from shared.bus.identities import node_identity
 from shared.nats.key_directory import KeyDirectory
 from shared.nats.nats_server import MAX_PAYLOAD_BYTES
 from shared.settings.model import Settings
+from tests.condition import until_blocking
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "deploy" / "nats" / "nats.conf"
@@ -64,22 +64,19 @@ def running(folder: Path) -> Iterator[tuple[str, str]]:
     process = subprocess.Popen([SERVER, "--config", config], stderr=subprocess.DEVNULL)
     try:
         ports = folder / f"nats-server_{process.pid}.ports"
-        wait_until(lambda: ports.exists() and ports.read_text().endswith("}"), process)
+
+        def given() -> bool:
+            assert process.poll() is None, "the server ended"
+            return ports.exists() and ports.read_text().endswith("}")
+
+        until_blocking(given)
         addresses = json.loads(ports.read_text())
         client, figures = addresses["nats"][0], addresses["monitoring"][0]
-        wait_until(lambda: healthy(figures), process)
+        until_blocking(lambda: healthy(figures))
         yield client, figures
     finally:
         process.terminate()
         process.wait(10)
-
-
-def wait_until(holds: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert process.poll() is None, "the server ended"
-        assert time.monotonic() < deadline, "the server is not ready in time"
-        time.sleep(0.02)
 
 
 def healthy(url: str) -> bool:

@@ -20,8 +20,9 @@ from shared.bus.connection import Bus
 from shared.events.plans import Problem, Trigger
 from shared.events.union import NodeDraining
 from shared.messages.health import HEALTH, Health
-from tests.api.kit import Server, Story, spec, until
+from tests.api.kit import Server, Story, spec
 from tests.api.test_ledger import solution
+from tests.condition import until
 
 LIMIT_MS = 30_000
 """For whatever a page is waited for; a browser on a busy machine takes seconds to start."""

@@ -15,7 +15,8 @@ from shared.events.union import ErrorDetected
 from shared.messages.signals import HEARTBEATS, DeviceReading, DeviceStatus
 from shared.service.tokens import Scope
 from shared.settings.model import Settings
-from tests.api.kit import Server, bearer, until
+from tests.api.kit import Server, bearer
+from tests.condition import until
 from tests.page.kit import PHONE, SCHEMES, browsing, event_types
 from tests.versions.kit import heartbeat
 

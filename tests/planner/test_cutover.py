@@ -43,8 +43,9 @@ from shared.service.frame import Context
 from shared.service.state_keeper import folder_of
 from shared.service.state_snapshots import KeptState, StateSnapshots
 from shared.settings.model import Settings
+from tests.condition import until
 from tests.logs.kit import Row, golden_log, read_rows, restore
-from tests.planner.test_shell import node, planner, plans, submission, until
+from tests.planner.test_shell import node, planner, plans, submission
 from tests.shared.samples import node_joined
 
 ROWS = list(takewhile(lambda row: row["type"] != "node.left", read_rows(golden_log("demo"))))
@@ -287,14 +288,14 @@ async def test_a_planner_starts_on_a_cut_log_and_goes_on(settings: Settings, bus
     with closing(EventLog(url)) as log:
         async with Journal(log, bus) as journal, planner(settings, bus, journal):
             await journal.append([node("n0"), submission("a")])
-            await until(lambda: len(plans(log)) == 2, journal)
+            await until(lambda: len(plans(log)) == 2)
         archive(log, tmp_path / "segments", log.last_position() + 1)
         last = log.last_position()
     cut(url, verified_base(tmp_path / "segments", last))
     with closing(EventLog(url)) as log:
         async with Journal(log, bus) as journal, planner(settings, bus, journal):
             await journal.append([submission("b")])
-            await until(lambda: len(plans(log)) == 3, journal)
+            await until(lambda: len(plans(log)) == 3)
         assert [plan.plan for plan in plans(log)] == ["p1", "p2", "p3"]
         assert [row.position for row in log.rows()] == [last + 1, last + 2]
     assert Replayer.of_segments(segments_in(tmp_path / "segments"), url).verify().verified == 3
@@ -315,7 +316,7 @@ async def test_a_planner_starts_from_a_snapshot_on_a_cut_log_without_the_segment
     with closing(EventLog(url)) as log:
         async with Journal(log, bus) as journal, planner(settings, bus, journal):
             await journal.append([node("n0"), submission("a")])
-            await until(lambda: len(plans(log)) == 2, journal)
+            await until(lambda: len(plans(log)) == 2)
         last = log.last_position()
         assert StateSnapshots(folder_of(settings), PLANNER).write(log, last) == last
         archive(log, tmp_path / "segments", last + 1)
@@ -324,7 +325,7 @@ async def test_a_planner_starts_from_a_snapshot_on_a_cut_log_without_the_segment
     with closing(EventLog(url)) as log:
         async with Journal(log, bus) as journal, planner(settings, bus, journal):
             await journal.append([submission("b")])
-            await until(lambda: log.last_position() == last + 2, journal, after=last)
+            await until(lambda: log.last_position() == last + 2)
         [_, decided] = log.read(after=last)
         assert isinstance(decided.event, PlanDecided)
         assert decided.event.plan == "p3"

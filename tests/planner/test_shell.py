@@ -37,6 +37,7 @@ from shared.log.log import EventLog
 from shared.model import utc_now
 from shared.service.frame import Context
 from shared.settings.model import Settings
+from tests.condition import until
 from tests.planner.kit import spec
 
 TIMEOUT_S = 10.0
@@ -82,30 +83,13 @@ async def planner(
             await task
 
 
-async def until(condition: Callable[[], bool], journal: Journal, after: int = 0) -> None:
-    """Wait until a condition on the log is true; it is evaluated after every record."""
-    met = asyncio.Event()
-
-    async def look(_: object) -> None:
-        if await asyncio.to_thread(condition):
-            met.set()
-
-    follower = asyncio.create_task(journal.follow(look, consumer="test", after=after))
-    try:
-        await asyncio.wait_for(met.wait(), TIMEOUT_S)
-    finally:
-        follower.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await follower
-
-
 async def test_each_trigger_gets_one_plan_and_the_log_verifies(
     settings: Settings, bus: Bus, journal: Journal, log: EventLog
 ) -> None:
     async with planner(settings, bus, journal):
         await journal.append([node("n0")])
         await journal.append([submission("a"), submission("b")])
-        await until(lambda: len(plans(log)) == 3, journal)
+        await until(lambda: len(plans(log)) == 3)
     assert [plan.cause for plan in plans(log)] == ["join-n0", "submit-a", "submit-b"]
     assert sum(isinstance(event, ClusterConfigured) for event in events(log)) == 1
     assert verify(log).ok
@@ -115,7 +99,7 @@ async def test_decisions_show_in_the_metrics(settings: Settings, bus: Bus, journ
     context = Context(settings, bus, journal, asyncio.Event(), "planner")
     async with planner(settings, bus, journal, context):
         await journal.append([node("n0"), submission("a")])
-        await until(lambda: len(plans(log)) == 2, journal)
+        await until(lambda: len(plans(log)) == 2)
     counts = [
         context.registry.get_sample_value("unicron_planner_decision_seconds_count", {"answer": answer})
         for answer in ("looked up", "solved", "no counts to choose")
@@ -133,12 +117,12 @@ async def test_a_restart_repeats_nothing_and_answers_what_came_meanwhile(
 ) -> None:
     async with planner(settings, bus, journal):
         await journal.append([node("n0"), submission("a")])
-        await until(lambda: len(plans(log)) == 2, journal)
+        await until(lambda: len(plans(log)) == 2)
     await journal.append([node("n1"), submission("b")])
     async with planner(settings, bus, journal):
-        await until(lambda: len(plans(log)) == 4, journal)
+        await until(lambda: len(plans(log)) == 4)
         await journal.append([submission("c")])
-        await until(lambda: len(plans(log)) == 5, journal)
+        await until(lambda: len(plans(log)) == 5)
     assert [plan.plan for plan in plans(log)] == ["p1", "p2", "p3", "p4", "p5"]
     assert sum(isinstance(event, ClusterConfigured) for event in events(log)) == 1
     report = verify(log)
@@ -157,14 +141,14 @@ async def test_what_an_older_decider_has_passed_over_stays_without_a_plan(
         )
         async with planner(settings, bus, journal):
             await journal.append([node("n0"), node("n1"), submission("a")])
-            await until(lambda: len(plans(log)) == 2, journal)
+            await until(lambda: len(plans(log)) == 2)
     before = plans(log)
     assert [plan.cause for plan in before] == ["join-n0", "submit-a"]
     for module in (decide, log_start):
         monkeypatch.setattr(module, "DECIDER", DECIDER + 1)
     async with planner(settings, bus, journal):
         await journal.append([node("n9")])
-        await until(lambda: plans(log)[-1].cause == "join-n9", journal)
+        await until(lambda: plans(log)[-1].cause == "join-n9")
     assert plans(log)[:-1] == before
     assert plans(log)[-1].decider == DECIDER + 1
     report = Replayer(list(log.read_all()), decider=DECIDER + 1).verify()
@@ -178,11 +162,11 @@ async def test_a_task_that_waits_too_long_is_logged_once_and_a_restart_does_not_
     whole = {"workers": {"min": 2}}
     async with planner(impatient, bus, journal):
         await journal.append([node("n0"), submission("a", **whole), submission("b", **whole)])
-        await until(lambda: [p.trigger for p in plans(log)].count(Trigger.TASK_STARVING) >= 2, journal)
+        await until(lambda: [p.trigger for p in plans(log)].count(Trigger.TASK_STARVING) >= 2)
     patient = settings.model_copy(update={"starvation_s": 3600.0})
     async with planner(patient, bus, journal):
         await journal.append([node("n1")])
-        await until(lambda: plans(log)[-1].cause == "join-n1", journal)
+        await until(lambda: plans(log)[-1].cause == "join-n1")
     called = [event for event in events(log) if isinstance(event, TaskStarving)]
     starving = [plan for plan in plans(log) if plan.trigger is Trigger.TASK_STARVING]
     assert [plan.cause for plan in starving] == [event.event_id for event in called]
@@ -205,7 +189,7 @@ async def test_the_end_of_a_trial_is_logged(
     async with planner(settings, bus, journal):
         await journal.append([node("n0"), node("n1"), submission("a", workers={"min": 1, "max": 4})])
         await journal.append([slowed("slow", 50.0), slowed("over", 1.0)])
-        await until(lambda: [p.trigger for p in plans(log)].count(Trigger.WORKER_SLOWED) == 2, journal)
+        await until(lambda: [p.trigger for p in plans(log)].count(Trigger.WORKER_SLOWED) == 2)
     ends = [event for event in events(log) if isinstance(event, WorkerSlowed) and event.ends is not None]
     assert [event.ends for event in ends] == ["over"]
     first, second = (plan for plan in plans(log) if plan.trigger is Trigger.WORKER_SLOWED)
@@ -221,11 +205,11 @@ async def test_parameters_are_logged_when_they_have_changed(
     settings: Settings, bus: Bus, journal: Journal, log: EventLog, mtbf_s: float | None, count: int
 ) -> None:
     async with planner(settings, bus, journal):
-        await until(lambda: bool(events(log)), journal)
+        await until(lambda: bool(events(log)))
     changed = settings if mtbf_s is None else settings.model_copy(update={"mtbf_node_s": mtbf_s})
     async with planner(changed, bus, journal):
         await journal.append([node("n0")])
-        await until(lambda: len(plans(log)) == 1, journal)
+        await until(lambda: len(plans(log)) == 1)
     configured = [event for event in events(log) if isinstance(event, ClusterConfigured)]
     assert len(configured) == count
     assert configured[-1].mtbf_node_s == changed.mtbf_node_s

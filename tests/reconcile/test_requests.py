@@ -25,10 +25,11 @@ from shared.events.union import (
     TaskStopped,
     TaskStopRequested,
 )
+from tests.condition import until
 from tests.reconcile.ranks import Rank
 from tests.reconcile.services import Planner, Transition
 from tests.reconcile.simulation import Script, Simulation
-from tests.reconcile.virtual import now, run, seconds
+from tests.reconcile.virtual import now, run
 
 TASK = "a"
 POLL_S = 0.001
@@ -62,10 +63,7 @@ class Course(Simulation):
                 self._start(name)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        deadline = seconds() + REACHED_S
-        while not condition():
-            assert seconds() < deadline, f"{self.state}: the state is not reached"
-            await asyncio.sleep(POLL_S)
+        await until(condition, f"{self.state} is reached", limit_s=REACHED_S)
 
     def ranks(self) -> list[Rank]:
         """Return the task's ranks that have state, those that have the most first."""

@@ -29,9 +29,10 @@ from shared.service.frame import Main
 from shared.service.state_keeper import folder_of
 from shared.service.state_snapshots import KeptState, StateSnapshots
 from shared.settings.model import Settings
+from tests.condition import until
 from tests.detector.conftest import Awaited
 from tests.logs.kit import golden_log, read_rows, restore
-from tests.planner.test_shell import node, plans, submission, until
+from tests.planner.test_shell import node, plans, submission
 from tests.transition.test_main import NODES, Agents, Watch, agents, restart_plan, submitted, watch
 
 __all__ = ["agents", "watch"]
@@ -157,13 +158,13 @@ async def test_a_planner_that_is_killed_decides_on_from_its_snapshot(
     async with process(settings, log) as (killed, has_said):
         await journal.append([node("n0"), submission("a")])
         await has_said("state snapshot at position 5")  # parameters, node, task, and the two plans
-        await until(lambda: len(plans(log)) == 2, journal)
+        await until(lambda: len(plans(log)) == 2)
         killed.send_signal(signal.SIGKILL)
     await journal.append([node("n1"), submission("b")])
     async with process(settings, log) as (planned, has_said):
         await has_said("starts from the state snapshot at position 5")
         await journal.append([submission("c")])
-        await until(lambda: len(plans(log)) == 5, journal)
+        await until(lambda: len(plans(log)) == 5)
         planned.send_signal(signal.SIGTERM)
         assert await planned.wait() == 0
     report = verify(log)

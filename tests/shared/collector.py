@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Sequence
 
 from shared.events.union import Recorded
 from shared.log.journal import Journal
+from tests.condition import until
 
 
 class Collector:
     def __init__(self) -> None:
         self.records: list[Recorded] = []
-        self._changed = asyncio.Condition()
 
     @property
     def positions(self) -> list[int]:
@@ -21,13 +21,10 @@ class Collector:
 
     async def handle(self, record: Recorded) -> None:
         self.records.append(record)
-        async with self._changed:
-            self._changed.notify_all()
 
     async def until(self, position: int) -> None:
         """Wait until the record at ``position`` has been received."""
-        async with asyncio.timeout(30), self._changed:
-            await self._changed.wait_for(lambda: bool(self.records) and self.records[-1].position >= position)
+        await until(lambda: self.records and self.positions[-1] >= position, seen=lambda: self.positions)
 
 
 class Several:
@@ -38,18 +35,14 @@ class Several:
         self.calls: list[list[int]] = []
         """Positions of the records of each call."""
         self.go = asyncio.Event()
-        self._changed = asyncio.Condition()
 
     async def _handle(self, records: Sequence[Recorded]) -> None:
         self.calls.append([record.position for record in records])
-        async with self._changed:
-            self._changed.notify_all()
         await self.go.wait()
 
     async def until(self, position: int) -> None:
         """Wait until the record at ``position`` has been received."""
-        async with asyncio.timeout(30), self._changed:
-            await self._changed.wait_for(lambda: bool(self.calls) and self.calls[-1][-1] >= position)
+        await until(lambda: self.calls and self.calls[-1][-1] >= position, seen=lambda: self.calls)
 
     @contextlib.asynccontextmanager
     async def following(self) -> AsyncIterator[None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -23,6 +22,7 @@ from shared.log.archived import verified_base
 from shared.log.log import EventLog
 from shared.log.schema import StoredRow
 from shared.log.segments import segments_in
+from tests.condition import until_blocking
 from tests.examples import examples
 from tests.shared.samples import events, node_joined
 
@@ -102,8 +102,7 @@ def test_a_log_in_which_threads_append_is_backed_up_as_a_prefix(log: EventLog, t
         heads = []
         for _ in range(5):
             before = log.last_position()
-            while log.last_position() < before + len(writers):
-                time.sleep(0.001)
+            until_blocking(lambda: log.last_position() >= before + len(writers))  # noqa: B023
             heads.append(back_up(log, folder))
     finally:
         ended.set()

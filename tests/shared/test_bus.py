@@ -15,6 +15,7 @@ import pytest
 
 from shared.bus.connection import Bus
 from shared.errors import NoReceiver, Unavailable
+from tests.condition import until
 from tests.nats_server import OpenServer
 
 LIMIT_S = 30.0
@@ -265,9 +266,7 @@ async def test_closing_when_another_that_waited_for_it_was_cancelled(nats: OpenS
 async def test_closing_with_messages_for_a_lost_connection(nats: OpenServer) -> None:
     bus = await Bus.connect(nats.url, credential=nats.credential, name="test")
     await nats.stop()
-    async with asyncio.timeout(40):
-        while bus.connected:  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.01)
+    await until(lambda: not bus.connected)
     await bus.send("test", b"kept until the connection is back, which it never is")
     async with asyncio.timeout(40):
         await bus.close()

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,17 +19,11 @@ from shared.errors import Conflict, VersionConflict
 from shared.events.union import Event, Recorded
 from shared.log.group import MOST, GroupCommit
 from shared.log.log import EventLog
+from tests.condition import until_blocking
 from tests.shared.samples import node_joined
 
 THREADS = 8
 LIMIT_S = 60.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
 
 
 class Transactions:
@@ -65,7 +58,7 @@ def test_requests_that_wait_share_a_transaction(pool: ThreadPoolExecutor) -> Non
     first = pool.submit(done.group.run, 0)
     assert done.begun.wait(LIMIT_S)
     others = [pool.submit(done.group.run, number) for number in range(1, MOST + 2)]
-    until(lambda: done.waiting() == MOST + 1)
+    until_blocking(lambda: done.waiting() == MOST + 1)
     done.go.set()
     for future in (first, *others):
         future.result(LIMIT_S)
@@ -80,9 +73,9 @@ def test_an_interrupt_of_the_thread_that_leads_loses_no_other_request(pool: Thre
     first = pool.submit(done.group.run, 0)
     assert done.begun.wait(LIMIT_S)
     leader = pool.submit(done.group.run, 1)
-    until(lambda: done.waiting() == 1)
+    until_blocking(lambda: done.waiting() == 1)
     others = [pool.submit(done.group.run, number) for number in (2, 3)]
-    until(lambda: done.waiting() == 3)
+    until_blocking(lambda: done.waiting() == 3)
     done.fails_at = 2
     done.go.set()
     with pytest.raises(KeyboardInterrupt):
@@ -113,7 +106,7 @@ def together(
     futures = []
     for number, (events, expected) in enumerate(appends, start=1):
         futures.append(pool.submit(log.append, events, expected=expected))
-        until(lambda number=number: len(log._group._queue) == number)  # type: ignore[misc]
+        until_blocking(lambda number=number: len(log._group._queue) == number)  # type: ignore[misc]
     gate.go.set()
     assert first.result(LIMIT_S)[0].position == 1
     return futures

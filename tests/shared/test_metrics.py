@@ -24,6 +24,7 @@ from shared.service.metrics import StateMetrics, counter, gauge
 from shared.service.metrics_server import keep_serving
 from shared.settings.endpoints import listening
 from shared.settings.model import Settings, read_settings
+from tests.condition import until
 from tests.shared.samples import node_joined
 
 LIMIT_S = 40.0
@@ -41,9 +42,7 @@ async def served(registry: CollectorRegistry, caplog: pytest.LogCaptureFixture) 
     caplog.set_level(logging.INFO)
     task = asyncio.create_task(keep_serving(registry, "127.0.0.1", 0, ["metrics.example"]))
     try:
-        async with asyncio.timeout(LIMIT_S):
-            while not (found := re.search(r"metrics on (\S+)", caplog.text)):  # noqa: ASYNC110 - a line of the log
-                await asyncio.sleep(0.01)
+        found = await until(lambda: re.search(r"metrics on (\S+)", caplog.text), seen=lambda: caplog.text)
         yield f"http://{found[1]}"
     finally:
         task.cancel()
@@ -115,16 +114,16 @@ async def test_an_address_in_use_is_said_once_and_tried_again(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         task = asyncio.create_task(keep_serving(CollectorRegistry(), "127.0.0.1", port))
-        async with asyncio.timeout(LIMIT_S):
-            while "no metrics: cannot listen" not in caplog.text:  # noqa: ASYNC110 - a line of the log
-                await asyncio.sleep(0.01)
+        await until(lambda: "no metrics: cannot listen" in caplog.text, seen=lambda: caplog.text)
     try:
-        async with asyncio.timeout(LIMIT_S), httpx.AsyncClient() as http:
-            while True:
+        async with httpx.AsyncClient() as http:
+
+            async def answer() -> httpx.Response | None:
                 with contextlib.suppress(httpx.ConnectError):
-                    assert (await http.get(f"http://127.0.0.1:{port}/metrics")).status_code == 200
-                    break
-                await asyncio.sleep(0.01)
+                    return await http.get(f"http://127.0.0.1:{port}/metrics")
+                return None
+
+            assert (await until(answer)).status_code == 200
         assert caplog.text.count("no metrics") == 1
     finally:
         task.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from shared.log.log import EventLog
 from shared.log.schema import StoredRow, begin_write
 from shared.service.frame import Context
 from shared.settings.model import Settings
+from tests.condition import until
 from tests.postgres import PostgresServer, find_binaries
 from tests.shared.collector import Collector, following
 from tests.shared.cutter import Cutter
@@ -52,12 +53,6 @@ async def journal(database: PostgresServer, bus: Bus) -> AsyncIterator[Journal]:
     async with Journal(log, bus) as opened:
         yield opened
     log.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def test_a_killed_database_is_waited_for(journal: Journal, database: PostgresServer) -> None:

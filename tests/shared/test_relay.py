@@ -22,6 +22,7 @@ from shared.log import relay as relays
 from shared.log.archived import verified_base
 from shared.log.log import EventLog
 from shared.log.relay import HASH_HEADER, STREAM, SUBJECT, Relay, decode, encode
+from tests.condition import until
 from tests.nats_server import OpenServer
 from tests.shared.samples import node_joined, plan
 
@@ -442,9 +443,7 @@ async def test_a_stream_whose_files_are_still_being_deleted_is_built_once_they_a
         assert await relay.run() == 1
         (place,) = (tmp_path / "nats").rglob(f"streams/{STREAM}")
         await bus.jetstream.delete_stream(STREAM)
-        async with asyncio.timeout(20):
-            while place.exists():  # noqa: ASYNC110 - another process removes it
-                await asyncio.sleep(0.01)
+        await until(lambda: not place.exists())
         place.touch()
         add_stream, tries = JetStreamContext.add_stream, asyncio.Semaphore(0)
 

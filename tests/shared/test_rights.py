@@ -20,6 +20,7 @@ from shared.log.relay import SUBJECT as LOG
 from shared.messages.commands import COMMANDS
 from shared.messages.signals import HEARTBEATS, SIGNALS
 from shared.nats.rights import RIGHTS, rights
+from tests.condition import until
 from tests.nats_server import OpenServer
 from tests.shared.samples import node_joined
 
@@ -73,9 +74,7 @@ async def refused(bus: Bus, caplog: pytest.LogCaptureFixture, subject: str, *, p
     await bus.wait_connected()  # the server has answered what came before
     what = "Publish to" if publish else "Subscription to"
     expected = f'permissions violation for {what} "{re.escape(subject)}"'
-    async with asyncio.timeout(LIMIT_S):
-        while not re.search(expected, caplog.text, re.IGNORECASE):  # noqa: ASYNC110 - a line of the log has no event
-            await asyncio.sleep(0.01)
+    await until(lambda: re.search(expected, caplog.text, re.IGNORECASE), expected, seen=lambda: caplog.text)
 
 
 async def reloaded(buses: Buses, added: str) -> None:
@@ -251,9 +250,7 @@ async def test_a_node_that_is_removed_is_cut_off(buses: Buses, nats: OpenServer)
     nats.keys.remove_node("n0")
     stolen = time.monotonic()
     nats.reload()
-    async with asyncio.timeout(LIMIT_S):
-        while "Authorization Violation" not in node.trouble:  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.01)
+    await until(lambda: "Authorization Violation" in node.trouble, seen=lambda: node.trouble)
     print(f"cut off after {time.monotonic() - stolen:.3f} s")
     with pytest.raises(Unavailable):
         await node.request(SIGNALS.at("n0"), b"", timeout_s=0.1)

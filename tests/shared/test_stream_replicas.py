@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from shared.bus.connection import Bus
 from shared.errors import Unavailable
 from shared.log.log import EventLog
 from shared.log.relay import STREAM, Relay
+from tests.condition import until
 from tests.nats_cluster import SERVERS, NatsCluster
 from tests.shared.samples import node_joined
 
@@ -49,13 +50,13 @@ async def test_a_stream_on_three_servers_outlives_one_of_them(log: EventLog, tmp
 
 async def relayed(relay: Relay, position: int) -> None:
     """Relay until the stream has the position: its servers agree on a leader anew, and one may be gone."""
-    while True:
-        try:
-            assert await relay.run() == position
-        except Unavailable:
-            await asyncio.sleep(0.05)
-        else:
-            return
+
+    async def run() -> int:
+        with contextlib.suppress(Unavailable):
+            return await relay.run()
+        return 0
+
+    assert await until(run) == position
 
 
 @pytest.mark.slow

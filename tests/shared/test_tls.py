@@ -16,6 +16,7 @@ from shared.bus.credentials import Credential
 from shared.errors import Corrupt, InvalidInput
 from shared.nats.certificates import issue, new_authority
 from shared.nats.key_directory import KeyDirectory
+from tests.condition import until
 from tests.nats_server import OpenServer
 
 LIMIT_S = 40.0
@@ -32,9 +33,7 @@ async def fails(url: str, credential: Credential, failed: Callable[[], bool]) ->
     """Connect until that has failed once; a server that is refused is tried again, as one that is away."""
     connecting = asyncio.create_task(Bus.connect(url, credential=credential, name="test", timeout_s=3600.0))
     try:
-        async with asyncio.timeout(LIMIT_S):
-            while not failed():  # noqa: ASYNC110 - lines of the log have no event
-                await asyncio.sleep(0.01)
+        await until(failed)
         assert not connecting.done()
     finally:
         connecting.cancel()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -16,10 +15,11 @@ import httpx
 from cli.stack.stack import RANK_NICE
 from tests.cluster import relay
 from tests.cluster.bed import DOMAIN, FIRST_NODE_NUMBER, hosts_file
-from tests.cluster.control import API_PORT, until
+from tests.cluster.control import API_PORT
 from tests.cluster.holder import DISK
 from tests.cluster.machine import Machine, MachineFailed, Process
 from tests.cluster.network import ROOT, Network
+from tests.condition import until_blocking
 from tests.e2e.kit import Client
 from tests.slurm.requirements import SEARCH_PATH
 
@@ -130,7 +130,9 @@ class Slurm:
         login.start(["slurmctld", "-D"], output="slurmctld.log", environment=self._variables)
         for name in self.nodes:
             self._start_slurmd(name)
-        until("all nodes are idle", lambda: self.states() == dict.fromkeys(self.nodes, "idle"), START_S)
+        until_blocking(
+            lambda: self.states() == dict.fromkeys(self.nodes, "idle"), "all nodes are idle", limit_s=START_S
+        )
 
     def _stop(self) -> None:
         for machine in self.machines.values():
@@ -144,7 +146,7 @@ class Slurm:
         for option in ("socket", "pid-file", "log-file", "seed-file"):
             command += [f"--{option}", f"{DISK}/munge/{option}"]
         machine.start(command, output="munged.log", environment=self._variables)
-        until("munged answers", (place / "socket").exists, START_S)
+        until_blocking((place / "socket").exists, "munged answers", limit_s=START_S)
 
     def _start_slurmd(self, node: str) -> None:
         machine = self.nodes[node]
@@ -194,11 +196,12 @@ class Slurm:
     def until_job(self, job: str, state: str, **fields: str) -> None:
         """Wait until a job is in a state, with these fields."""
         wanted = {"JobState": state, **fields}
-        deadline = time.monotonic() + JOB_S
-        while not wanted.items() <= (found := self.job(job)).items():
-            if time.monotonic() > deadline:
-                raise MachineFailed(f"job {job} is not {wanted} in time: {found}")
-            time.sleep(POLL_S)
+        until_blocking(
+            lambda: wanted.items() <= self.job(job).items(),
+            f"job {job} is {wanted}",
+            limit_s=JOB_S,
+            seen=lambda: self.job(job),
+        )
 
     # ---- the control plane
 

@@ -17,6 +17,7 @@ import yaml
 
 from tests.cluster.control import Control
 from tests.cluster.training import BATCH_S, FIRST_STEPS, MODEL
+from tests.condition import until_blocking
 from tests.e2e.kit import Client, Pace, Record, at, check_result, make_corpus, processes_of, rank, small_task
 from tests.slurm.cluster import LOGIN, Slurm
 
@@ -214,14 +215,11 @@ def answered(ask: Callable[[], Record | bool]) -> Record | bool:
 
 def until_ready(client: Client, nodes: set[str]) -> None:
     """Wait until exactly these nodes are ready."""
-    deadline = time.monotonic() + READY_S
 
     def ready() -> bool:
         return {node["name"] for node in client.items("/v1/nodes") if node["state"] == "ready"} == nodes
 
-    while not answered(ready):
-        assert time.monotonic() < deadline, f"{sorted(nodes)} are not ready in time"
-        time.sleep(0.1)
+    until_blocking(lambda: answered(ready), f"{sorted(nodes)} are ready", limit_s=READY_S)
 
 
 def until_trains(client: Client, nodes: set[str]) -> Record:

@@ -29,6 +29,7 @@ from shared.model import utc_now
 from shared.service.frame import Context
 from shared.service.log_lines import JsonLines
 from shared.settings.model import Settings
+from tests.condition import until
 from tests.nats_server import OpenServer
 from tests.transition.drive import answer, change, spec, stage
 
@@ -47,7 +48,6 @@ class Agents:
         self._answers: dict[str, asyncio.Future[Reply]] = {}
         self.commands: list[tuple[str, Command]] = []
         self.gates: dict[str, asyncio.Event] = {}
-        self.news = asyncio.Condition()
 
     async def start(self, *nodes: str) -> None:
         for node in nodes:
@@ -58,17 +58,15 @@ class Agents:
         return self.gates[kind]
 
     async def until(self, predicate: Callable[[], bool]) -> None:
-        async with self.news:
-            await self.news.wait_for(predicate)
+        """Wait for a condition on the commands that have come."""
+        await until(predicate, seen=lambda: self.commands)
 
     def count(self, kind: str) -> int:
         """Return how many different commands of the kind have come."""
         return len({c.command_id for _, c in self.commands if c.kind == kind})
 
     async def _serve(self, node: str, command: Command) -> Reply:
-        async with self.news:
-            self.commands.append((node, command))
-            self.news.notify_all()
+        self.commands.append((node, command))
         if command.command_id not in self._answers:
             self._answers[command.command_id] = asyncio.ensure_future(self._do(node, command))
         return await asyncio.shield(self._answers[command.command_id])
@@ -84,22 +82,18 @@ class Watch:
 
     def __init__(self) -> None:
         self.moved: list[StateMoved] = []
-        self._news = asyncio.Condition()
 
     async def take(self, record: Recorded) -> None:
-        async with self._news:
-            if isinstance(record.event, StateMoved):
-                self.moved.append(record.event)
-            self._news.notify_all()
+        if isinstance(record.event, StateMoved):
+            self.moved.append(record.event)
 
     async def until(self, *phases: str) -> list[StateMoved]:
-        async with self._news:
-            await self._news.wait_for(lambda: {*phases} <= {m.phase for m in self.moved})
+        await until(lambda: {*phases} <= {m.phase for m in self.moved}, f"all of {phases}", seen=lambda: self.moved)
         return self.moved
 
     async def until_any(self, *phases: str) -> list[StateMoved]:
-        async with self._news:
-            await self._news.wait_for(lambda: not {*phases}.isdisjoint(m.phase for m in self.moved))
+        moved = self.moved
+        await until(lambda: {*phases} & {m.phase for m in moved}, f"one of {phases}", seen=lambda: moved)
         return self.moved
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from tests.condition import until
 from tests.unicron.zygote import environment, zygote
 from unicron.protocol.messages import (
     Configure,
@@ -76,7 +77,6 @@ class Agent:
         """The fork server, unless it was forked from a warm one."""
         self.generation = 0
         self.members: list[str] = []
-        self._changed = asyncio.Condition()
         self._connections: Counter[int] = Counter()
         """Open connections of each process, by its pid."""
         self._stops_awaited: Counter[int] = Counter()
@@ -126,36 +126,26 @@ class Agent:
 
     async def until(self, condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
         """Wait for a condition on what was heard; tell what was heard when it does not come."""
-        try:
-            async with self._changed:
-                async with asyncio.timeout(timeout_s):
-                    await self._changed.wait_for(condition)
-        except TimeoutError:
-            await self._write_stacks()
-            reported = "\n".join(f"{t:.3f} {w} {m}" for t, w, m in self.messages[-40:])
-            logs = "\n".join(f"{path.name}: {path.read_text()[-LOG_CHARACTERS:]}" for path in self.folder.glob("*.log"))
-            raise AssertionError(f"waited {timeout_s} s\n{reported}\n{self.events}\n{logs}") from None
-        answer = condition()
+        answer = await until(condition, limit_s=timeout_s, seen=self._heard)
         if LATE_S:
             await self._until_quiet()
         return answer
 
-    async def _write_stacks(self) -> None:
-        """Have the processes write to their logs what their threads are at."""
+    async def _heard(self) -> str:
+        """Return what was heard, and the logs, in which the processes write what their threads are at."""
         for worker in self.pids.keys() - self.exits.keys():
             with contextlib.suppress(ProcessLookupError):
                 self.kill(worker, signal.SIGUSR2)
         await asyncio.sleep(STACKS_S)
+        reported = "\n".join(f"{t:.3f} {w} {m}" for t, w, m in self.messages[-40:])
+        logs = "\n".join(f"{path.name}: {path.read_text()[-LOG_CHARACTERS:]}" for path in self.folder.glob("*.log"))
+        return f"{logs}\n{self.events}\n{reported}"
 
     async def _until_quiet(self) -> None:
         heard = -1
         while heard != len(self.messages) + len(self.events):
             heard = len(self.messages) + len(self.events)
             await asyncio.sleep(LATE_S)
-
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
 
     async def _hear_forkserver(self) -> None:
         with contextlib.suppress(ConnectionError):
@@ -170,16 +160,13 @@ class Agent:
                     case "stopped" if event["id"] in self._going_on:
                         self._stops_awaited[event["pid"]] += 1
                         self._continue(event["id"])
-                await self._notify()
 
     async def _note_end(self, worker: str, pid: int, code: int) -> None:
         """Note that a process has ended. What it said last comes on another connection, and may come later."""
         ended_at = time.monotonic()
         await self._accept_all()
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._connections[pid])
+        await until(lambda: not self._connections[pid])
         self.exits[worker] = (ended_at, code)
-        await self._notify()
 
     async def _accept_all(self) -> None:
         """Wait until every connection is accepted that was made before now: they are accepted in order."""
@@ -203,10 +190,8 @@ class Agent:
                     worker = message.worker
                     self.writers[worker] = writer
                 self.messages.append((time.monotonic(), worker, message))
-                await self._notify()
         writer.close()
         self._connections[pid] -= 1
-        await self._notify()
 
     def ask(self, **request: Any) -> None:
         self._fs_writer.write(json.dumps(request).encode() + b"\n")

@@ -8,14 +8,14 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
+from tests.condition import until_blocking
 from unicron.link.agent_link import EXIT_INCOMPATIBLE, NOTHING, STOP, AgentLink
 from unicron.link.breaker import Breakable, Breaker, BreakMethod
 from unicron.link.connection import socket_address
@@ -111,14 +111,6 @@ def generation(number: int) -> Configure:
     )  # fmt: skip
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition is true that another thread makes true."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def waits(agent: FakeAgent, link: AgentLink, *, drained: bool = False) -> Future[Configure]:
     """Let the link wait for a generation after three updates; return its result once it waits."""
     pool = ThreadPoolExecutor(1)
@@ -169,7 +161,7 @@ def test_a_process_between_two_generations_keeps_its_state_when_asked_to_stop(
     stop = Stop(generation=2, lose_steps=lose_steps)
     if early:
         agent.send(stop)
-        wait_until(lambda: link.request >= STOP)
+        until_blocking(lambda: link.request >= STOP)
     future = waits(agent, link, drained=left == "drained")
     if not early:
         agent.send(stop)

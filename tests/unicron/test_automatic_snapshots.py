@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.condition import until
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import Agent, agent
 from tests.unicron.test_recovery import check_result
@@ -42,9 +42,7 @@ async def train(nodes: Nodes, fail_at: str, env: Mapping[str, Mapping[str, str]]
 
 async def newest_within(nodes: Nodes, applied: int, interval: int) -> int:
     """Return the newest whole set of copies, once there is one that is no older than the interval."""
-    async with asyncio.timeout(30.0):
-        while applied - nodes.stored() > interval:  # noqa: ASYNC110 # files tell nobody when they are whole
-            await asyncio.sleep(0.01)
+    await until(lambda: applied - nodes.stored() <= interval, seen=nodes.stored)
     return nodes.stored()
 
 

@@ -8,7 +8,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.condition import until_blocking
 from tests.unicron.contract import bootstrap, communicator, settings
 from tests.unicron.contract.backend import Contract
 from tests.unicron.contract.communicator import Communicator, State
@@ -45,12 +45,6 @@ ENDED = End(0, "")
 
 def killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def poll(condition: Callable[[], Any]) -> None:
-    """Wait for what no object announces; the rank's limit ends it."""
-    while not condition():
-        time.sleep(0.005)
 
 
 def everyone() -> Any:
@@ -167,7 +161,7 @@ def is_undefined_meanwhile(rank: Rank) -> None:
     values = torch.ones(1)
     work: Any = dist.all_reduce(values, async_op=True)
     if rank.number == 0:
-        poll(lambda: values.isnan().all())
+        until_blocking(lambda: values.isnan().all())
         rank.signals.set("seen", "1")
     work.wait()
     assert values.item() == 2.0
@@ -197,7 +191,7 @@ def dies(rank: Rank) -> None:
         dist.broadcast(kept, src=0, async_op=True),
     ]
     rank.signals.set("issued", "1")
-    poll(lambda: is_broken(only_communicator()))
+    until_blocking(lambda: is_broken(only_communicator()))
     if os.environ[settings.MODE] == "silent":
         assert not any(work.is_completed() for work in works)
     ended = threading.Thread(target=works[0].wait)
@@ -239,7 +233,7 @@ def asks_for_the_error(rank: Rank) -> None:
     if rank.number == 1:
         killed()
     work: Any = dist.all_reduce(torch.ones(1), async_op=True)
-    poll(work.is_completed)
+    until_blocking(work.is_completed)
     assert not work.is_success()
     with pytest.raises(dist.DistBackendError):
         work.wait()
@@ -257,7 +251,7 @@ def issues_behind_a_death(rank: Rank) -> None:
     if rank.number == 1:
         killed()
     dist.all_reduce(torch.ones(1), async_op=True)
-    poll(only_communicator().has_error)
+    until_blocking(only_communicator().has_error)
     with pytest.raises(dist.DistBackendError, match="remote process exited"):
         dist.all_reduce(torch.ones(1), async_op=True)
     assert only_communicator().pending()
@@ -272,7 +266,7 @@ def ends_behind_a_barrier(rank: Rank) -> None:
     if rank.number == 0:
         work.wait()
         killed()
-    poll(lambda: is_broken(only_communicator()))
+    until_blocking(lambda: is_broken(only_communicator()))
     assert not work.is_completed()
 
 
@@ -288,7 +282,7 @@ def asks_during_an_abort(rank: Rank) -> None:
     work: Any = dist.all_reduce(torch.ones(1), async_op=True)
     aborting = threading.Thread(target=rank.backend.abort, args=([everyone()],))
     aborting.start()
-    poll(lambda: only_communicator()._state is State.ABORTING)
+    until_blocking(lambda: only_communicator()._state is State.ABORTING)
     assert work.is_completed()
     assert work.exception() is not None
     with pytest.raises(dist.DistBackendError):
@@ -319,7 +313,7 @@ def does_beside_an_abort(rank: Rank) -> None:
     other = dist.new_group([0])
     aborting = threading.Thread(target=rank.backend.abort, args=([everyone(), other],), name="aborting")
     aborting.start()
-    poll(lambda: only_communicator()._state is State.ABORTING)
+    until_blocking(lambda: only_communicator()._state is State.ABORTING)
     match os.environ["ACTION"]:
         case "issue":
             dist.all_reduce(torch.ones(1))
@@ -346,7 +340,7 @@ def works_in_other_groups(rank: Rank) -> None:
     other = dist.new_group([0])
     aborting = threading.Thread(target=rank.backend.abort, args=([everyone()],), daemon=True)
     aborting.start()
-    poll(lambda: only_communicator()._state is State.ABORTING)
+    until_blocking(lambda: only_communicator()._state is State.ABORTING)
     total = torch.ones(1)
     dist.all_reduce(total, group=other)
     assert total.item() == 1.0
@@ -365,7 +359,7 @@ def aborts_beside_a_making(rank: Rank) -> None:
     making = threading.Thread(target=rank.backend.connect, args=(group,), daemon=True)
     listening = sockets.listening()
     making.start()
-    poll(lambda: len(sockets.listening() - listening) == 2)  # the root's, and the rank's own
+    until_blocking(lambda: len(sockets.listening() - listening) == 2)  # the root's, and the rank's own
     rank.backend.abort([everyone(), group])
 
 
@@ -511,9 +505,9 @@ def destroys_with(rank: Rank) -> None:
         killed()
     work: Any = dist.all_reduce(torch.ones(1), async_op=True)
     group = everyone()
-    poll(lambda: only_communicator().has_error())
-    poll(lambda: group.watchdog._threads)
-    poll(lambda: group.watchdog.works.locked() or not float(os.environ["EXPECTED_S"]))
+    until_blocking(lambda: only_communicator().has_error())
+    until_blocking(lambda: group.watchdog._threads)
+    until_blocking(lambda: group.watchdog.works.locked() or not float(os.environ["EXPECTED_S"]))
     rank.backend.abort([group])
     work.wait()
     began_s = time.monotonic()
@@ -542,7 +536,7 @@ def lives_on(rank: Rank) -> None:
     if rank.number == 1:
         killed()
     work: Any = dist.all_reduce(torch.ones(1), async_op=True)
-    poll(lambda: is_broken(only_communicator()))
+    until_blocking(lambda: is_broken(only_communicator()))
     time.sleep(3 * 10 * float(os.environ[settings.TIME_SCALE]))
     assert work.outcome.name == "PENDING"
     rank.backend.abort([everyone()])
@@ -598,11 +592,11 @@ def drops_everything(rank: Rank) -> None:
     dist.barrier()
     if rank.number == 1:
         killed()
-    poll(lambda: not only_communicator().pending())
+    until_blocking(lambda: not only_communicator().pending())
     group = dist.new_group([0])
     dist.barrier(group)
     works: list[Any] = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(3)]
-    poll(lambda: is_broken(next(one for one in communicator.everything if one.name == "0/collectives")))
+    until_blocking(lambda: is_broken(next(one for one in communicator.everything if one.name == "0/collectives")))
     del group
     works.clear()
     world: Any = dist.distributed_c10d._world
@@ -611,7 +605,7 @@ def drops_everything(rank: Rank) -> None:
     dist.distributed_c10d._update_default_pg(None)
     torch._C._distributed_c10d._unregister_all_process_groups()
     gc.collect()
-    poll(lambda: not any(thread.name.startswith("contract 0/") for thread in threading.enumerate()))
+    until_blocking(lambda: not any(thread.name.startswith("contract 0/") for thread in threading.enumerate()))
 
 
 def test_destructors_do_not_hang(tmp_path: Path) -> None:

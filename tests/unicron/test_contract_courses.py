@@ -6,7 +6,6 @@ import asyncio
 import random
 import shutil
 import signal
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,12 +14,13 @@ from typing import Any
 
 import pytest
 
+from tests.condition import until
 from tests.parity.courses import TaskLayout
 from tests.unicron.conftest import MODEL, SpecFile, largest_difference
 from tests.unicron.contract import settings
 from tests.unicron.contract.group import OF_ONE_RANK
 from tests.unicron.contract.watchdog import WAITS_FOR_WATCHDOG, WATCHDOG_SAW
-from tests.unicron.harness import PATIENCE_S, Agent, agent, reference_of
+from tests.unicron.harness import Agent, agent, reference_of
 from tests.unicron.test_recovery import every_step
 from tests.unicron.test_snapshots import Nodes
 from tests.unicron.zygote import WRITES_AT_ONCE
@@ -174,11 +174,9 @@ class Task:
         return "w0" if replica in broken and worker not in victims else worker
 
     async def _copied(self, step: int) -> None:
-        """Wait until the members' copies of a step are whole: files tell nobody."""
+        """Wait until the members' copies of a step are whole."""
         nodes = Nodes(self.agent, self.spec, self._memory, {w: self._node(w) for w in self.members})
-        async with asyncio.timeout(PATIENCE_S):
-            while nodes.stored() < step:  # noqa: ASYNC110
-                await asyncio.sleep(POLL_S)
+        await until(lambda: nodes.stored() >= step)
 
     async def _configure(self, members: Mapping[str, str], **options: Any) -> int:
         return await self.agent.configure(members, tensor=self.layout.tensor, pipeline=self.layout.pipeline, **options)
@@ -239,14 +237,7 @@ class Task:
 
     async def noticed(self) -> None:
         """Wait until a survivor's watchdog has seen that a peer is dead: detection and plan take longer than that."""
-
-        def wait() -> None:
-            limit_s = time.monotonic() + PATIENCE_S
-            while not any(self._sightings(worker) > self._seen.get(worker, 0) for worker in self.members):
-                assert time.monotonic() < limit_s, "no watchdog sees that a peer is dead"
-                time.sleep(POLL_S)
-
-        await asyncio.to_thread(wait)
+        await until(lambda: any(self._sightings(worker) > self._seen.get(worker, 0) for worker in self.members))
 
     def _sightings(self, worker: str) -> int:
         """Return how often the watchdog of a member has seen that a peer is dead."""

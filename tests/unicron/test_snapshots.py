@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.condition import until
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import Agent, agent
 from tests.unicron.test_recovery import begin, check_result
@@ -50,10 +51,7 @@ class Nodes:
         await self.fork(f"{fault},{then}" if then else fault)
         await self.agent.configure(dict.fromkeys(self.nodes, "initial"), tensor=tensor, pipeline=pipeline)
         await self.agent.in_step(self.nodes, step)
-        # Files tell nobody when they are whole.
-        async with asyncio.timeout(30.0):
-            while self.stored() < step - 1:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: self.stored() >= step - 1)
 
     async def lose(self, worker: str, step: int, *, tensor: int = 1) -> int:
         """Train until a worker stops in a step, and kill all; return the newest step that was applied."""
@@ -221,11 +219,6 @@ async def test_copies_that_are_gone_are_reported_and_made_anew_at_once(
         await a.configure(dict.fromkeys(nodes.nodes, "initial"))
         folder = nodes.folder("n0")
 
-        async def reached(condition: Callable[[], bool]) -> None:
-            async with asyncio.timeout(60.0):
-                while not condition():  # noqa: ASYNC110  # files tell nobody when they are whole
-                    await asyncio.sleep(0.01)
-
         await a.until(lambda: bool(a.of(Copies)))
         assert nodes.stored() >= every
         before = {path.name.split("-")[1] for path in folder.iterdir()}
@@ -237,7 +230,7 @@ async def test_copies_that_are_gone_are_reported_and_made_anew_at_once(
         await a.until(lambda: any(m.lack for m in a.of(Copies)))
         if gone == "folder":
             folder.mkdir(mode=0o700)  # as the node's agent does
-        await reached(lambda: nodes.stored() % every != 0)
+        await until(lambda: nodes.stored() % every != 0)
         assert {path.name.split("-")[1] for path in folder.iterdir()} == before, "of the ranks whose parts were there"
         await a.until(lambda: len(a.of(Copies)) == 3)
         first, lacks, again = a.of(Copies)

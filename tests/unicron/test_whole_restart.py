@@ -6,12 +6,12 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.condition import until_blocking
 from unicron.protocol.messages import REFUSED
 from unicron.whole_restart.megatron_output import Report, SavedStep, read_report, save_folder, saved_step
 from unicron.whole_restart.script_ends import read_end
@@ -137,19 +137,12 @@ def living(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 
-def until(what: str, holds: object, limit_s: float = 20.0) -> None:
-    end_s = time.monotonic() + limit_s
-    while not holds():  # type: ignore[operator]
-        assert time.monotonic() < end_s, what
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("stubborn", [False, True])
 @pytest.mark.timeout(60)
 def test_a_script_is_ended_with_all_that_it_has_begun(stubborn: bool) -> None:
     program = RANK + "\nscript.end(0.5)"
     rank = in_session(program, CHILDREN.format(stubborn=stubborn))
-    until("the script and its child run", lambda: len(rank.children(recursive=True)) >= 2)
+    until_blocking(lambda: len(rank.children(recursive=True)) >= 2, "the script and its child run")
     begun = rank.children(recursive=True)
     assert rank.wait(30) == 0
     assert living(begun) == []
@@ -158,13 +151,13 @@ def test_a_script_is_ended_with_all_that_it_has_begun(stubborn: bool) -> None:
 @pytest.mark.timeout(60)
 def test_a_script_ends_with_its_rank() -> None:
     rank = in_session(RANK + "\ntime.sleep(100)", CHILDREN.format(stubborn=False))
-    until("the script and its child run", lambda: len(rank.children(recursive=True)) >= 2)
+    until_blocking(lambda: len(rank.children(recursive=True)) >= 2, "the script and its child run")
     (script,), begun = rank.children(), rank.children(recursive=True)
     rank.send_signal(signal.SIGKILL)
     rank.wait(30)
-    until("the script has ended", lambda: not living([script]))
+    until_blocking(lambda: not living([script]), "the script has ended")
     os.killpg(rank.pid, signal.SIGKILL)  # as the fork server does, which reaps the rank
-    until("all have ended", lambda: not living(begun))
+    until_blocking(lambda: not living(begun), "all have ended")
 
 
 @pytest.mark.timeout(60)

@@ -29,7 +29,8 @@ from shared.settings.model import Settings
 from shared.tasks.specification import parse_spec
 from tests.agent.conftest import agent, driver, ear, inherited
 from tests.agent.kit import HERE, SPEC, WAIT_S, WORKERS, Driver, Ear, stage, supervision
-from tests.api.kit import Server, serving, until
+from tests.api.kit import Server, serving
+from tests.condition import until
 from tests.detector.conftest import watching
 from tests.detector.kit import moved, plan
 from tests.nats_server import OpenServer
