@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -65,6 +66,7 @@ def is_broken(one: Communicator) -> bool:
 
 
 def every_operation(rank: Rank) -> None:
+    """Every operation does what it should."""
     mine, size = float(rank.number), rank.size
     ones = torch.ones(2)
     total = torch.full((3,), mine)
@@ -130,11 +132,8 @@ def every_operation(rank: Rank) -> None:
     dist.destroy_process_group()
 
 
-def test_every_operation_does_what_it_should(tmp_path: Path) -> None:
-    assert run(every_operation, 3, tmp_path, SOCKETS) == [ENDED] * 3
-
-
 def returns_before_it_is_done(rank: Rank) -> None:
+    """A collective returns before it is done."""
     dist.barrier()
     values = torch.ones(1)
     if rank.number == 0:
@@ -150,11 +149,8 @@ def returns_before_it_is_done(rank: Rank) -> None:
     assert values.item() == 2.0
 
 
-def test_a_collective_returns_before_it_is_done(tmp_path: Path) -> None:
-    assert run(returns_before_it_is_done, 2, tmp_path, SILENT) == [ENDED] * 2
-
-
 def is_undefined_meanwhile(rank: Rank) -> None:
+    """What is received is undefined until it is waited for."""
     dist.barrier()
     if rank.number == 1:
         rank.signals.wait(["seen"])
@@ -165,10 +161,6 @@ def is_undefined_meanwhile(rank: Rank) -> None:
         rank.signals.set("seen", "1")
     work.wait()
     assert values.item() == 2.0
-
-
-def test_what_is_received_is_undefined_until_it_is_waited_for(tmp_path: Path) -> None:
-    assert run(is_undefined_meanwhile, 2, tmp_path, SILENT) == [ENDED] * 2
 
 
 # A peer that dies.
@@ -213,14 +205,11 @@ def dies(rank: Rank) -> None:
 
 
 def lags(rank: Rank) -> None:
+    """The host may be ahead of the device."""
     mark = rank.backend.mark()
     assert not mark.is_reached()
     rank.backend.synchronize()
     assert mark.is_reached()
-
-
-def test_the_host_may_be_ahead_of_the_device(tmp_path: Path) -> None:
-    assert run(lags, 1, tmp_path, SILENT | {settings.LAG_S: "0.3"}) == [ENDED]
 
 
 @pytest.mark.parametrize("variables", [SOCKETS, SILENT], ids=str)
@@ -229,6 +218,8 @@ def test_an_abort_ends_collectives_without_an_error_and_with_garbage(variables: 
 
 
 def asks_for_the_error(rank: Rank) -> None:
+    """Who asks whether a collective has ended may find an error. Over sockets: the wait behind it then aborts and
+    raises."""
     dist.barrier()
     if rank.number == 1:
         killed()
@@ -241,12 +232,8 @@ def asks_for_the_error(rank: Rank) -> None:
     dist.destroy_process_group()
 
 
-def test_who_asks_whether_a_collective_has_ended_may_find_an_error(tmp_path: Path) -> None:
-    """Over sockets: the wait behind it then aborts and raises."""
-    assert run(asks_for_the_error, 2, tmp_path, SOCKETS | QUIET) == [ENDED, KILLED]
-
-
 def issues_behind_a_death(rank: Rank) -> None:
+    """What is issued behind a peer's death fails and what was issued before hangs."""
     dist.barrier()
     if rank.number == 1:
         killed()
@@ -257,11 +244,8 @@ def issues_behind_a_death(rank: Rank) -> None:
     assert only_communicator().pending()
 
 
-def test_what_is_issued_behind_a_peers_death_fails_and_what_was_issued_before_hangs(tmp_path: Path) -> None:
-    assert run(issues_behind_a_death, 2, tmp_path, SOCKETS | QUIET) == [ENDED, KILLED]
-
-
 def ends_behind_a_barrier(rank: Rank) -> None:
+    """The last part of a barrier is lost with the process."""
     work: Any = dist.barrier(async_op=True)
     if rank.number == 0:
         work.wait()
@@ -270,11 +254,8 @@ def ends_behind_a_barrier(rank: Rank) -> None:
     assert not work.is_completed()
 
 
-def test_the_last_part_of_a_barrier_is_lost_with_the_process(tmp_path: Path) -> None:
-    assert run(ends_behind_a_barrier, 2, tmp_path, SILENT | QUIET | {settings.LEAVES_S: "5"}) == [KILLED, ENDED]
-
-
 def asks_during_an_abort(rank: Rank) -> None:
+    """Who asks during an abort finds the error that the abort sets."""
     dist.barrier()
     if rank.number == 1:
         rank.signals.wait(["done"])
@@ -289,10 +270,6 @@ def asks_during_an_abort(rank: Rank) -> None:
         work.wait()
     aborting.join()
     rank.signals.set("done", "1")
-
-
-def test_who_asks_during_an_abort_finds_the_error_that_the_abort_sets(tmp_path: Path) -> None:
-    assert run(asks_during_an_abort, 2, tmp_path, SILENT | {settings.ABORT_S: "0.6"}) == [ENDED] * 2
 
 
 def waits_for_a_time(rank: Rank) -> None:
@@ -345,10 +322,6 @@ def works_in_other_groups(rank: Rank) -> None:
     dist.all_reduce(total, group=other)
     assert total.item() == 1.0
     assert aborting.is_alive()
-
-
-def test_other_groups_may_be_used_beside_an_abort(tmp_path: Path) -> None:
-    assert run(works_in_other_groups, 1, tmp_path, SILENT | {settings.ABORT_S: "2"}) == [ENDED]
 
 
 def aborts_beside_a_making(rank: Rank) -> None:
@@ -405,20 +378,19 @@ def test_an_abort_waits_for_what_hangs_in_other_groups(at_once: str, tmp_path: P
 
 
 def aborts_twice(rank: Rank) -> None:
+    """A second abort does nothing."""
     dist.barrier()
     for _ in range(2):
         rank.backend.abort([everyone()])
     dist.destroy_process_group()
 
 
-def test_a_second_abort_does_nothing(tmp_path: Path) -> None:
-    assert run(aborts_twice, 1, tmp_path, SILENT) == [ENDED]
-
-
 # The making of communicators.
 
 
 def makes_communicators_when_they_are_needed(rank: Rank) -> None:
+    """Communicators are made when they are needed. One for a group; for sends beside one another, one for two ranks,
+    unless the group's is connected."""
     group = dist.new_group([0, 1])
     assert not communicator.everything
     dist.barrier()
@@ -438,12 +410,8 @@ def makes_communicators_when_they_are_needed(rank: Rank) -> None:
     dist.destroy_process_group()
 
 
-def test_communicators_are_made_when_they_are_needed(tmp_path: Path) -> None:
-    """One for a group; for sends beside one another, one for two ranks, unless the group's is connected."""
-    assert run(makes_communicators_when_they_are_needed, 2, tmp_path, SILENT) == [ENDED] * 2
-
-
 def waits_for_a_peer(rank: Rank) -> None:
+    """Only a shut socket ends the making of a communicator."""
     if rank.number == 1:
         rank.signals.wait(["done"])
         return
@@ -478,10 +446,6 @@ def waits_for_a_peer(rank: Rank) -> None:
     assert failed
     assert not communicator.everything
     rank.signals.set("done", "1")
-
-
-def test_only_a_shut_socket_ends_the_making_of_a_communicator(tmp_path: Path) -> None:
-    assert run(waits_for_a_peer, 2, tmp_path, SILENT) == [ENDED] * 2
 
 
 def is_made_in_an_aborted_group(rank: Rank) -> None:
@@ -550,10 +514,6 @@ def without(*names: str) -> dict[str, str]:
     return HEARTBEAT | {name: value for name, value in QUIET.items() if not any(part in name for part in names)}
 
 
-def test_where_watchdog_and_monitor_are_off_a_survivor_lives(tmp_path: Path) -> None:
-    assert run(lives_on, 2, tmp_path, without()) == [ENDED, KILLED]
-
-
 @pytest.mark.parametrize(
     ("variables", "rule"),
     [
@@ -571,6 +531,7 @@ def test_where_they_are_on_the_survivor_ends(variables: dict[str, str], rule: st
 
 
 def destroys_what_hangs(rank: Rank) -> None:
+    """A destruction waits for what hangs."""
     dist.barrier()
     if rank.number == 1:
         rank.signals.wait(["done"])
@@ -584,11 +545,8 @@ def destroys_what_hangs(rank: Rank) -> None:
     rank.signals.set("done", "1")
 
 
-def test_a_destruction_waits_for_what_hangs(tmp_path: Path) -> None:
-    assert run(destroys_what_hangs, 2, tmp_path, SILENT) == [ENDED] * 2
-
-
 def drops_everything(rank: Rank) -> None:
+    """Destructors do not hang."""
     dist.barrier()
     if rank.number == 1:
         killed()
@@ -608,11 +566,8 @@ def drops_everything(rank: Rank) -> None:
     until_blocking(lambda: not any(thread.name.startswith("contract 0/") for thread in threading.enumerate()))
 
 
-def test_destructors_do_not_hang(tmp_path: Path) -> None:
-    assert run(drops_everything, 2, tmp_path, SOCKETS | QUIET) == [ENDED, KILLED]
-
-
 def destroys_alone(rank: Rank) -> None:
+    """A destruction may wait for all ranks."""
     dist.barrier()
     if rank.number == 1:
         rank.signals.wait(["done"])
@@ -624,8 +579,35 @@ def destroys_alone(rank: Rank) -> None:
     rank.signals.set("done", "1")
 
 
-def test_a_destruction_may_wait_for_all_ranks(tmp_path: Path) -> None:
-    assert run(destroys_alone, 2, tmp_path, SILENT | {settings.DESTROY_MEETS: "1"}) == [ENDED] * 2
+# What becomes of each rank.
+
+
+@pytest.mark.parametrize(
+    ("program", "variables", "ends"),
+    [
+        (every_operation, SOCKETS, [ENDED] * 3),
+        (returns_before_it_is_done, SILENT, [ENDED] * 2),
+        (is_undefined_meanwhile, SILENT, [ENDED] * 2),
+        (lags, SILENT | {settings.LAG_S: "0.3"}, [ENDED]),
+        (asks_for_the_error, SOCKETS | QUIET, [ENDED, KILLED]),
+        (issues_behind_a_death, SOCKETS | QUIET, [ENDED, KILLED]),
+        (ends_behind_a_barrier, SILENT | QUIET | {settings.LEAVES_S: "5"}, [KILLED, ENDED]),
+        (asks_during_an_abort, SILENT | {settings.ABORT_S: "0.6"}, [ENDED] * 2),
+        (works_in_other_groups, SILENT | {settings.ABORT_S: "2"}, [ENDED]),
+        (aborts_twice, SILENT, [ENDED]),
+        (makes_communicators_when_they_are_needed, SILENT, [ENDED] * 2),
+        (waits_for_a_peer, SILENT, [ENDED] * 2),
+        (lives_on, without(), [ENDED, KILLED]),
+        (destroys_what_hangs, SILENT, [ENDED] * 2),
+        (drops_everything, SOCKETS | QUIET, [ENDED, KILLED]),
+        (destroys_alone, SILENT | {settings.DESTROY_MEETS: "1"}, [ENDED] * 2),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_each_rank_ends_as_it_should(
+    program: Callable[[Rank], None], variables: dict[str, str], ends: list[End], tmp_path: Path
+) -> None:
+    assert run(program, len(ends), tmp_path, variables) == ends
 
 
 # Settings.
