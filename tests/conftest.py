@@ -1,4 +1,6 @@
-"""Fixtures of all tests: a real nats-server, a real log, each test's own; a PostgreSQL server where one can be had."""
+"""Fixtures of all tests: a real nats-server, which most tests of a process share; a real log, each test's own; a
+PostgreSQL server where one can be had.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,14 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from shared.bus.connection import Bus
 from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.settings.model import Settings
 from tests.examples import load_profile
-from tests.nats_server import OpenServer
+from tests.nats_server import OpenServer, SharedServer
 from tests.postgres import PostgresServer, empty_schema, find_binaries
 
 GIVEN_URL = "UNICRON_TEST_POSTGRES_URL"
@@ -23,23 +26,45 @@ load_profile()
 
 @pytest.fixture
 async def nats(tmp_path: Path) -> AsyncIterator[OpenServer]:
-    """A running nats-server on a free port, its store in the test's folder."""
+    """A nats-server of the test's own, its store in the test's folder: for tests that stop it, or change its keys."""
     async with OpenServer(tmp_path / "nats") as server:
         yield server
 
 
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SharedServer]:
+    """The nats-server of the other tests of this process."""
+    async with SharedServer(tmp_path_factory.mktemp("nats")) as server:
+        yield server
+
+
 @pytest.fixture
-async def bus(nats: OpenServer) -> AsyncIterator[Bus]:
+async def cleared(shared_server: SharedServer) -> SharedServer:
+    """The shared server, without what the test before has left."""
+    await shared_server.clear()
+    return shared_server
+
+
+@pytest.fixture
+def bus_server(request: pytest.FixtureRequest) -> OpenServer:
+    """The server of ``bus`` and ``settings``: the test's own where anything of the test asks for ``nats``."""
+    found: OpenServer = request.getfixturevalue("nats" if "nats" in request.fixturenames else "cleared")
+    return found
+
+
+@pytest.fixture
+async def bus(bus_server: OpenServer) -> AsyncIterator[Bus]:
     """A connection to the server."""
-    connection = await Bus.connect(nats.url, credential=nats.credential, name="test")
+    connection = await Bus.connect(bus_server.url, credential=bus_server.credential, name="test")
     yield connection
     await connection.close()
 
 
 @pytest.fixture
-def settings(tmp_path: Path, nats: OpenServer) -> Settings:
+def settings(tmp_path: Path, bus_server: OpenServer) -> Settings:
     """Settings of a stack in the test's folder."""
-    return Settings(node="n0", run_dir=tmp_path, nats_url=nats.url, nats_credential=nats.credential_file, port=0)
+    credential = bus_server.credential_file
+    return Settings(node="n0", run_dir=tmp_path, nats_url=bus_server.url, nats_credential=credential, port=0)
 
 
 @pytest.fixture

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
 from shared.bus import credentials
+from shared.bus.connection import Bus
 from shared.bus.credentials import Credential
 from shared.nats.key_directory import KeyDirectory
 from shared.nats.nats_server import NatsServer
 from shared.nats.rights import Rights, authorization, rights
+from tests.condition import until
 
 TEST = "test"
 """The identity of tests."""
@@ -52,3 +56,31 @@ class OpenServer(NatsServer):
     def _authorize(self, known: dict[str, str]) -> None:
         (self.keys.path / "authorization.conf").write_text(authorization(known, rights_of))
         self.reload()
+
+
+class SharedServer(OpenServer):
+    """The server of all tests of a process that do nothing to the server itself: each finds it as if it were new."""
+
+    async def clear(self) -> None:
+        """Wait until the clients of the test before have gone; delete the streams that the test has left.
+
+        Raises:
+            AssertionError: a client stays, which the error names: a process that the test has left behind.
+        """
+        await until(lambda: not self._clients(), "the clients of the test before have gone", seen=self._clients)
+        bus = await Bus.connect(self.url, credential=self.credential, name="clear")
+        for stream in await bus.jetstream.streams_info():
+            await bus.jetstream.delete_stream(str(stream.config.name))
+        await bus.close()
+
+    def _write_config(self) -> Path:
+        path = super()._write_config()
+        with path.open("a") as config:
+            config.write("http: 127.0.0.1:-1\n")
+        return path
+
+    def _clients(self) -> list[str]:
+        """Return the names of the connected clients."""
+        (monitoring,) = json.loads((self.directory / f"nats-server_{self.pid}.ports").read_text())["monitoring"]
+        with urllib.request.urlopen(f"{monitoring}/connz", timeout=40) as answer:
+            return [client.get("name", "") for client in json.load(answer)["connections"]]

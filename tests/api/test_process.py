@@ -17,13 +17,13 @@ from tests.nats_server import OpenServer
 ROOT = Path(__file__).parents[2]
 
 
-def environment(nats: OpenServer, run_dir: Path, port: int = 0) -> dict[str, str]:
+def environment(bus_server: OpenServer, run_dir: Path, port: int = 0) -> dict[str, str]:
     return {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "UNICRON_RUN_DIR": str(run_dir),
-        "UNICRON_NATS_URL": nats.url,
-        "UNICRON_NATS_CREDENTIAL": str(nats.credential_file),
+        "UNICRON_NATS_URL": bus_server.url,
+        "UNICRON_NATS_CREDENTIAL": str(bus_server.credential_file),
         "UNICRON_PORT": str(port),
     }
 
@@ -42,9 +42,9 @@ async def start(values: dict[str, str], folder: Path) -> asyncio.subprocess.Proc
 
 
 async def test_it_says_ready_writes_its_port_and_ends_on_sigterm_with_streams_open(
-    nats: OpenServer, tmp_path: Path
+    bus_server: OpenServer, tmp_path: Path
 ) -> None:
-    process = await start(environment(nats, tmp_path), tmp_path)
+    process = await start(environment(bus_server, tmp_path), tmp_path)
     try:
         assert process.stdout is not None
         async with asyncio.timeout(100):
@@ -68,9 +68,9 @@ async def test_it_says_ready_writes_its_port_and_ends_on_sigterm_with_streams_op
 
 
 @pytest.mark.slow
-async def test_a_port_that_is_taken_is_said_and_exits_5(nats: OpenServer, tmp_path: Path) -> None:
+async def test_a_port_that_is_taken_is_said_and_exits_5(bus_server: OpenServer, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        process = await start(environment(nats, tmp_path, taken.getsockname()[1]), tmp_path)
+        process = await start(environment(bus_server, tmp_path, taken.getsockname()[1]), tmp_path)
         async with asyncio.timeout(100):
             out, err = await process.communicate()
     assert (process.returncode, out) == (5, b"")

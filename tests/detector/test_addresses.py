@@ -28,7 +28,7 @@ def net() -> Iterator[Network]:
 
 
 @pytest.fixture
-async def nats(net: Network, tmp_path: Path) -> AsyncIterator[OpenServer]:
+async def bus_server(net: Network, tmp_path: Path) -> AsyncIterator[OpenServer]:
     async with OpenNats(tmp_path / "nats") as server:
         yield server
 
@@ -42,9 +42,9 @@ def hosts(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def local(settings: Settings, nats: OpenNats) -> Settings:
+def local(settings: Settings, bus_server: OpenNats) -> Settings:
     """Settings of an agent on the hub that reaches NATS by the loopback interface."""
-    return settings.model_copy(update={"nats_url": nats.local_url})
+    return settings.model_copy(update={"nats_url": bus_server.local_url})
 
 
 async def refusal(program: Program) -> str:

@@ -434,14 +434,14 @@ async def test_the_stream_of_a_cut_log_begins_behind_its_base(bus: Bus, tmp_path
 
 
 async def test_a_stream_whose_files_are_still_being_deleted_is_built_once_they_are_gone(
-    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bus: Bus, nats: OpenServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file in the place of its folder has the server refuse the stream, as the rest of a deleted one does."""
     with closing(EventLog(f"sqlite:///{tmp_path / 'log.db'}")) as log:
         log.append([node_joined(1)])
         relay = Relay(log, bus)
         assert await relay.run() == 1
-        (place,) = (tmp_path / "nats").rglob(f"streams/{STREAM}")
+        (place,) = nats.directory.rglob(f"streams/{STREAM}")
         await bus.jetstream.delete_stream(STREAM)
         await until(lambda: not place.exists())
         place.touch()

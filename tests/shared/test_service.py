@@ -62,7 +62,7 @@ Start = Callable[..., AbstractAsyncContextManager[Process]]
 
 
 @pytest.fixture
-def start(nats: OpenServer, tmp_path: Path) -> Start:
+def start(bus_server: OpenServer, tmp_path: Path) -> Start:
     """Return a function that starts the service above in a process of its own."""
 
     @contextlib.asynccontextmanager
@@ -70,8 +70,8 @@ def start(nats: OpenServer, tmp_path: Path) -> Start:
         variables = {
             "PYTHONPATH": str(ROOT),
             "UNICRON_RUN_DIR": str(tmp_path),
-            "UNICRON_NATS_URL": nats.url,
-            "UNICRON_NATS_CREDENTIAL": str(nats.credential_file),
+            "UNICRON_NATS_URL": bus_server.url,
+            "UNICRON_NATS_CREDENTIAL": str(bus_server.credential_file),
         }
         process = await asyncio.create_subprocess_exec(
             *[sys.executable, "-c", _SERVICE, how],
@@ -202,12 +202,12 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("value", ["1", "pid"])
-def test_it_ends_with_its_parent(nats: OpenServer, tmp_path: Path, value: str) -> None:
+def test_it_ends_with_its_parent(bus_server: OpenServer, tmp_path: Path, value: str) -> None:
     variables = {
         "PYTHONPATH": str(ROOT),
         "UNICRON_RUN_DIR": str(tmp_path),
-        "UNICRON_NATS_URL": nats.url,
-        "UNICRON_NATS_CREDENTIAL": str(nats.credential_file),
+        "UNICRON_NATS_URL": bus_server.url,
+        "UNICRON_NATS_CREDENTIAL": str(bus_server.credential_file),
     }
     parent = subprocess.Popen(
         [sys.executable, "-c", _PARENT, value, sys.executable, "-c", _SERVICE, "run"],

@@ -84,7 +84,7 @@ async def test_heartbeats_of_a_newer_agent_are_as_good_as_ordinary_ones(
 
 
 async def test_a_signal_of_an_unknown_kind_does_not_keep_the_next_one_back(
-    settings: Settings, bus: Bus, nats: OpenServer, journal: Journal, caplog: pytest.LogCaptureFixture
+    settings: Settings, bus: Bus, bus_server: OpenServer, journal: Journal, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An agent's own queue, with a signal that only a newer detector knows."""
     from services.agent.cluster.signals import SignalQueue
@@ -92,7 +92,7 @@ async def test_a_signal_of_an_unknown_kind_does_not_keep_the_next_one_back(
     class Later(RankCheckpointed):
         kind: Any = "rank-dreamt"
 
-    own = await Bus.connect(nats.url, credential=nats.credential, name="agent")
+    own = await Bus.connect(bus_server.url, credential=bus_server.credential, name="agent")
     queue = SignalQueue(own)
     submitted = TaskSubmitted(event_id="submitted", occurred_at=datetime.now(UTC), task="gpt", spec=parse_spec(SPEC))
     target = stage(1, ["n0/0", "n0/1"], source="initial")
@@ -191,13 +191,13 @@ async def background(*tasks: asyncio.Task[None]) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def cluster(
-    settings: Settings, bus: Bus, nats: OpenServer, journal: Journal, beats: Sequence[bytes] = ()
+    settings: Settings, bus: Bus, bus_server: OpenServer, journal: Journal, beats: Sequence[bytes] = ()
 ) -> AsyncIterator[tuple[Server, dict[str, int]]]:
     """Every service, and an agent whose ranks train nothing; the counters of the agent, which has a bus of its own.
 
     The detector hears ``beats`` first: one that can be read is of another agent of the node, which this one follows.
     """
-    own = await Bus.connect(nats.url, credential=nats.credential, name="agent")
+    own = await Bus.connect(bus_server.url, credential=bus_server.credential, name="agent")
     contexts = [Context(settings, bus, journal, asyncio.Event(), name) for name in ("transition", "planner")]
     async with (
         supervision(settings) as inherited,
@@ -222,12 +222,12 @@ async def cluster(
 
 
 async def test_no_message_ends_a_service(
-    settings: Settings, bus: Bus, nats: OpenServer, journal: Journal, caplog: pytest.LogCaptureFixture
+    settings: Settings, bus: Bus, bus_server: OpenServer, journal: Journal, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Hundreds of messages to every subject; then a task is submitted, planned, trained and finished."""
     caplog.set_level(logging.WARNING)
     beats = catalogue([heartbeat()])
-    async with cluster(settings, bus, nats, journal, beats) as (server, counters):
+    async with cluster(settings, bus, bus_server, journal, beats) as (server, counters):
         for data in catalogue(SIGNAL_SAMPLES):
             answer = await bus.request(SIGNALS.at("n0"), data, timeout_s=WAIT_S)
             assert answer == b"+" or answer.startswith(b"-")
