@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -10,13 +12,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 from fastapi import FastAPI
+from starlette.datastructures import State
 
+from services.api import main
 from services.api.gateway import Gateway
 from services.api.live import Live
-from services.api.main import create_app, serve
 from services.api.store.feed import Feed
 from services.api.store.projection_store import Store
 from services.planner.decide import DECIDER
@@ -349,9 +353,26 @@ def offline_gateway(run_dir: Path, records: Sequence[Recorded] = ()) -> Iterator
         store.close()
 
 
+_application = functools.cache(main.application)
+
+
+def application() -> FastAPI:
+    """Return the endpoints. FastAPI prepares their routes at the first request, which takes longer than most tests: all
+    applications of the tests have the same ones."""
+    made = copy.copy(_application())
+    made.state, made.user_middleware, made.middleware_stack = State(), [], None
+    return made
+
+
+def prepared(gateway: Gateway) -> FastAPI:
+    """Return the application over a gateway, its routes prepared."""
+    with mock.patch.object(main, "application", application):
+        return main.create_app(gateway)
+
+
 def client_of(gateway: Gateway) -> httpx.AsyncClient:
     """Return a client of the application over a gateway, without a socket between them: it has a token."""
-    return client_of_app(create_app(gateway), headers=bearer(gateway.settings))
+    return client_of_app(prepared(gateway), headers=bearer(gateway.settings))
 
 
 def client_of_app(
@@ -377,15 +398,16 @@ async def serving(settings: Settings, bus: Bus, journal: Journal) -> AsyncIterat
     context = Context(settings, bus, journal, asyncio.Event(), "api")
     port_file = run_dir / "services" / "api.port"
     port_file.unlink(missing_ok=True)
-    task = asyncio.create_task(serve(context))
+    task = asyncio.create_task(main.serve(context))
     try:
 
-        async def started() -> bool:
+        def started() -> bool:
             if task.done():
                 task.result()
             return context.is_ready
 
-        await until(started)
+        with mock.patch.object(main, "application", application):
+            await until(started)
         url = f"http://127.0.0.1:{port_file.read_text().strip()}"
         # Without the certificates of all authorities, which take 25 ms to load: this is no TLS.
         async with httpx.AsyncClient(base_url=url, timeout=40, verify=False) as http:

@@ -15,7 +15,6 @@ from fastapi import FastAPI
 
 from services.api.access.browser_sessions import LINK_S, MOST_OF_ONE, SESSION_S, Bearer, BrowserSessions, cookie_name
 from services.api.gateway import Gateway
-from services.api.main import create_app
 from shared.bus.connection import Bus
 from shared.errors import NotFound, Unavailable
 from shared.events.union import TaskSubmitted
@@ -25,7 +24,7 @@ from shared.service import tokens
 from shared.service.metrics import new_registry
 from shared.service.tokens import Scope
 from shared.settings.model import Settings
-from tests.api.kit import Server, bearer, client_of, client_of_app, offline_gateway, serving
+from tests.api.kit import Server, bearer, client_of, client_of_app, offline_gateway, prepared, serving
 from tests.api.test_access import refused, self_signed
 
 OWN = {"Origin": "http://localhost"}
@@ -52,7 +51,7 @@ class Site:
 
     def start_again(self, sessions: BrowserSessions) -> None:
         self.gateway.sessions, self.gateway.registry = sessions, new_registry()
-        self.app = create_app(self.gateway)
+        self.app = prepared(self.gateway)
 
     async def link(self, headers: dict[str, str] | None = None) -> str:
         made = await self.client.post("/v1/browser-links", headers=headers)
@@ -70,7 +69,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     with offline_gateway(tmp_path) as gateway:
         clock = Clock()
         gateway.sessions = BrowserSessions(tmp_path / "browser-sessions.json", clock)
-        app = create_app(gateway)
+        app = prepared(gateway)
         async with client_of_app(app, headers=bearer(gateway.settings)) as client:
             yield Site(gateway, app, client, clock)
 
