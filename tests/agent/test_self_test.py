@@ -37,11 +37,6 @@ async def problem(bus: Bus, *, empty: bool = False) -> str:
     return result.problem
 
 
-async def test_a_node_that_works_passes(agent: Agent, bus: Bus, settings: Settings) -> None:
-    assert await problem(bus, empty=True) == ""
-    assert [path.name for path in settings.memory_dir.glob(".self-test-*")] == []
-
-
 async def test_an_isolated_node_must_have_no_processes(agent: Agent, bus: Bus, driver: Driver) -> None:
     assert (await driver.prepare()).ok
     assert await problem(bus) == ""
@@ -74,8 +69,12 @@ async def ask(bus: Bus, node: str = "n0", **fields: Any) -> SelfTestResult:
     return SELF_TEST.reply.decode(answer)
 
 
-async def test_each_check_is_named_with_its_value_and_its_bound(agent: Agent, bus: Bus) -> None:
+async def test_a_node_that_works_passes_and_each_check_is_named_with_its_value_and_its_bound(
+    agent: Agent, bus: Bus, settings: Settings
+) -> None:
     found = await ask(bus, empty=True)
+    assert (found.problem, found.incarnation) == ("", "0" * 32)
+    assert [path.name for path in settings.memory_dir.glob(".self-test-*")] == []
     names = [check.name for check in found.checks]
     assert names == ["processes", "devices", "folders", "fork server", "compute", "memory", "bandwidth"]
     by_name = {check.name: check for check in found.checks}

@@ -23,7 +23,6 @@ from shared.views.documents import Views
 from tests.api.kit import START, Story, client_of, offline_gateway
 from tests.api.test_ledger import ALL, lose_n1, solution
 from tests.examples import examples
-from tests.postgres import PostgresServer, find_binaries
 
 END_S = 260.0
 """The story's present."""
@@ -104,10 +103,8 @@ def test_steps_that_only_heartbeats_know_count(past: tuple[Story, Gateway]) -> N
     assert history(past, 240, 250, 1, older).waf_flop_per_s == [pytest.approx(10 * step / 150)]
 
 
-def test_postgresql_adds_up_the_same(past: tuple[Story, Gateway]) -> None:
-    if find_binaries() is None:
-        pytest.skip("no server binaries of PostgreSQL are installed")
-    with PostgresServer() as server, contextlib.closing(Store(server.url)) as store:
+def test_postgresql_adds_up_the_same(past: tuple[Story, Gateway], postgres_url: str) -> None:
+    with contextlib.closing(Store(postgres_url)) as store:
         store.fold(past[0].records)
         with store.reading() as views:
             found = waf_history(views, past[0].time(0), past[0].time(250), 10, past[0].time(END_S), LiveState())

@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 
 import pytest
-import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,11 +12,15 @@ from simulator.report.intervals import mean_interval, student_t
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4, 7, 19, 20, 99, 100, 999])
 @pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.99])
 def test_quantiles_are_those_of_scipy(degrees: int, confidence: float) -> None:
+    import scipy.stats
+
     assert student_t(degrees, confidence) == pytest.approx(scipy.stats.t.ppf(0.5 + confidence / 2, degrees), rel=1e-9)
 
 
 @given(st.lists(st.floats(1e18, 1e24), min_size=2, max_size=40))
 def test_the_interval_is_that_of_scipy(values: list[float]) -> None:
+    import scipy.stats
+
     found = mean_interval(values)
     spread = scipy.stats.sem(values)
     if spread <= 1e-9 * found.mean:  # scipy's sum of equal values is not exact
