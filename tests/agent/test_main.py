@@ -17,6 +17,7 @@ from tests.agent.recorded_nvml import COMPILER, RecordedNvml
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a host name of one's own needs root")
+@pytest.mark.slow
 async def test_a_host_name_that_is_no_node_name_is_refused(settings: Settings, tmp_path: Path) -> None:
     wrapper = ["unshare", "--uts", "sh", "-c", 'echo my_host > /proc/sys/kernel/hostname && exec "$@"', "sh"]
     async with running(settings, "", tmp_path / "agent.log", wrapper=wrapper) as agent:

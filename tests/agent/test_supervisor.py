@@ -242,6 +242,7 @@ async def test_only_an_agent_turns_to_the_fork_server(node: Program, bus: Bus, e
     assert (await driver.prepare(2, ["n0/0"])).ok
 
 
+@pytest.mark.slow
 async def test_an_agent_that_never_worked_is_not_started_again(settings: Settings, tmp_path: Path) -> None:
     nowhere = {"UNICRON_NATS_URL": "nats://127.0.0.1:1", "UNICRON_CONNECT_TIMEOUT_S": "0.1"}
     async with running(settings, "n0", tmp_path / "agent.log", environment=nowhere) as program:

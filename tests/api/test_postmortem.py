@@ -29,7 +29,7 @@ from shared.events.union import FaultInjected, PlanDecided, Recorded, StateMoved
 from shared.views.documents import ClusterView, NodeState
 from tests.api.kit import START, Story, restart
 from tests.api.pages import ParsedPage, history
-from tests.logs.kit import GOLDEN, golden_log, read_rows
+from tests.logs.kit import COURSES, GOLDEN, golden_log, read_rows
 
 DEMO = golden_log("demo")
 """A log of the demo: a kill, an exception, a hang and a lost node."""
@@ -238,7 +238,7 @@ def test_the_page_loads_nothing_and_its_style_is_the_one_allowed(
     assert re.search(r"style-src 'sha256-[A-Za-z0-9+/]{43}='", page.content_security_policy())
 
 
-@pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.stem)
+@pytest.mark.parametrize("golden", COURSES)
 def test_incidents_of_every_log_have_pages(golden: Path, tmp_path: Path) -> None:
     for made, _ in post_mortems(golden, tmp_path):
         assert json.loads(made.model_dump_json())["incident"]["id"] == made.incident.id

@@ -33,7 +33,7 @@ from tests.api.kit import START, Story, cost_report
 from tests.api.test_any_history import events, record
 from tests.api.test_random_clusters import happenings, simulate
 from tests.examples import examples
-from tests.logs.kit import FOLDER, GOLDEN, golden_log, read_rows, restore
+from tests.logs.kit import COURSES, FOLDER, golden_log, read_rows, restore
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +149,7 @@ def test_a_random_cluster_is_settled_as_a_whole_one(
     compare(simulate(history).records, sizes, times)
 
 
-@pytest.mark.parametrize("log", GOLDEN, ids=lambda path: path.stem)
+@pytest.mark.parametrize("log", COURSES)
 def test_a_golden_log_is_settled_as_a_whole_one(log: Path, tmp_path: Path) -> None:
     records = golden(log.stem, tmp_path)
     drawn = random.Random(log.stem)

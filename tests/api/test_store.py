@@ -20,8 +20,7 @@ from shared.log.log import EventLog
 from shared.model import Model
 from shared.views.documents import PlanState
 from tests.api.kit import Story
-from tests.logs.kit import GOLDEN, read_rows, restore
-from tests.postgres import PostgresServer, find_binaries
+from tests.logs.kit import COURSES, read_rows, restore
 
 V = TypeVar("V", bound=Model)
 
@@ -155,7 +154,7 @@ def contents(url: str) -> dict[str, list[Any]]:
     return rows
 
 
-@pytest.mark.parametrize("log", GOLDEN, ids=lambda path: path.stem)
+@pytest.mark.parametrize("log", COURSES)
 def test_batches_of_any_size_leave_the_same_tables(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settling, "SETTLE_EVERY", 5)
     monkeypatch.setattr(settling, "_MERGE_EVERY", 3)
@@ -212,15 +211,10 @@ def test_a_list_by_state_and_task_goes_on_behind_its_cursor(store: Store, story:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def either_url(request: pytest.FixtureRequest, url: str) -> Iterator[str]:
+def either_url(request: pytest.FixtureRequest, url: str) -> str:
     """URL of an empty database of either kind."""
-    if request.param == "sqlite":
-        yield url
-        return
-    if find_binaries() is None:
-        pytest.skip("no server binaries of PostgreSQL are installed")
-    with PostgresServer() as server:
-        yield server.url
+    found: str = url if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    return found
 
 
 def test_two_processes_that_fold_at_once_fold_one_after_the_other(either_url: str, story: Story) -> None:

@@ -17,6 +17,7 @@ from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import ErrorDetected, NodeJoined, NodeReturned
 from shared.settings.escalation import EscalationLimits
 from tests.detector.kit import START, Cluster, at
+from tests.examples import examples
 
 DAY_S = 86_400.0
 
@@ -74,8 +75,8 @@ def test_the_tail_is_that_of_the_poisson_distribution(mean: float, least: int) -
 
 
 def test_false_positives_stay_below_the_bound_where_nodes_fail_at_random() -> None:
-    """Two hundred nodes over two hundred windows, with a bound at which chance shows: 0.5 in a window are allowed."""
-    draw, count, windows = random.Random(7), 200, 200
+    """Two hundred nodes over many windows, with a bound at which chance shows: 0.5 in a window are allowed."""
+    draw, count, windows = random.Random(7), 200, min(examples(300), 200)
     limits = EscalationLimits(lemon_false_positives=0.5)
     state = nodes(count)
     mean_gap = 20.0 / count  # days between two faults of the cluster, with the default of mtbf_node_s

@@ -10,6 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from services.planner.decide import DECIDER
 from shared.log.log import FIRST_HASH, EventLog, row_hash
 from shared.log.schema import COLUMNS
@@ -17,6 +19,14 @@ from shared.log.schema import COLUMNS
 FOLDER = Path(__file__).parent
 
 GOLDEN = sorted(FOLDER.glob("*.jsonl"))
+
+COURSES = [
+    pytest.param(path, id=path.stem, marks=[] if path.stem.startswith(("demo", "every-event")) else pytest.mark.slow)
+    for path in GOLDEN
+]
+"""The recorded logs, for tests that fold each of them many times. The gate has that of the main job and that of every
+event.
+"""
 
 
 def golden_log(course: str) -> Path:

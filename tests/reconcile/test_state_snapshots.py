@@ -29,7 +29,7 @@ from tests.api import test_any_history as any_history
 from tests.api.kit import START
 from tests.examples import examples
 from tests.kept import folded, restored
-from tests.logs.kit import GOLDEN, read_rows, restore
+from tests.logs.kit import COURSES, read_rows, restore
 from tests.planner.kit import answers_to, recorded_answers
 from tests.planner.test_state import random_course
 from tests.reconcile.services import LIMITS, TRANSITION_LIMITS
@@ -105,7 +105,7 @@ def test_the_planner_of_any_course(seed: int, share: float) -> None:
             fold.answer(record, decided)
 
 
-@pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.stem)
+@pytest.mark.parametrize("golden", COURSES)
 def test_recorded_logs(golden: Path, tmp_path: Path) -> None:
     """Read from the database, as the program that writes snapshots reads them."""
     path = restore(read_rows(golden), tmp_path / "log.db")

@@ -344,7 +344,12 @@ def kill_at(url: str, folder: Path, step: str) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
-FILE_STEPS = ["build/before", "build/after", "set_aside/before", "set_aside/after", "replace/before", "replace/after"]
+FILE_STEPS = [
+    pytest.param(f"{step}/{place}", marks=[pytest.mark.slow] if place == "before" else [])
+    for step in ("build", "set_aside", "replace")
+    for place in ("before", "after")
+]
+"""Before a step nearly all is as it is after the one before."""
 
 
 @pytest.mark.parametrize("appended", [False, pytest.param(True, marks=pytest.mark.slow)])

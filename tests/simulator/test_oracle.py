@@ -119,7 +119,11 @@ def test_no_table_of_the_planner_exceeds_the_rates(size: str) -> None:
     assert all(rates[count] / STAYING <= rate <= rates[count] * (1 + 1e-12) for count, rate in table.items())
 
 
-RUNS = [*((name, seed) for seed, name in enumerate(POLICIES)), *(("unicron-paper", seed) for seed in (3, 6, 10))]
+RUNS = [
+    *((name, seed) for seed, name in enumerate(POLICIES)),
+    ("unicron-paper", 3),
+    *(pytest.param("unicron-paper", seed, marks=pytest.mark.slow) for seed in (6, 10)),
+]
 """Each policy once, and histories of slow nodes where no way to use them had room for all tasks."""
 
 

@@ -100,8 +100,17 @@ def entries(folder: Path) -> dict[str, list[Any]]:
     return {path.name: json.loads(path.read_text().splitlines()[-1]) for path in files}
 
 
-@pytest.mark.parametrize("fault", [(2, "evaluate"), (4, "save"), (6, "save")])
-@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "replaced"),
+    [
+        ((2, "evaluate"), False),
+        ((4, "save"), True),
+        ((6, "save"), False),
+        pytest.param((2, "evaluate"), True, marks=pytest.mark.slow),
+        pytest.param((4, "save"), False, marks=pytest.mark.slow),
+        pytest.param((6, "save"), True, marks=pytest.mark.slow),
+    ],
+)
 async def test_a_section_comes_again_after_a_rank_is_lost_in_it(
     tmp_path: Path, spec_file: SpecFile, fault: tuple[int, str], replaced: bool
 ) -> None:

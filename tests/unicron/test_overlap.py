@@ -96,7 +96,9 @@ async def test_without_a_fault_the_result_is_that_of_the_reduction_after_the_pas
         await check_result(a, spec_file(**UNCLIPPED, exact=False), beside)
 
 
-@pytest.mark.parametrize("at", ["launch:0", "launch:2", "reduce", "update", "apply", "gather:1"])
+@pytest.mark.parametrize(
+    "at", [pytest.param("launch:0", marks=pytest.mark.slow), "launch:2", "reduce", "update", "apply", "gather:1"]
+)
 async def test_survivors_keep_their_sums_until_the_update(
     at: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:

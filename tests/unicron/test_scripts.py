@@ -119,8 +119,17 @@ async def test_a_mistake_that_would_train_wrongly_is_reported(
         assert f"{raised.error}: {raised.detail}".startswith(message)
 
 
-@pytest.mark.parametrize("leave", ["break", "sys.exit()", "raise SystemExit(0)"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("workers", "leave"),
+    [
+        (1, "break"),
+        (2, "sys.exit()"),
+        (2, "raise SystemExit(0)"),
+        pytest.param(2, "break", marks=pytest.mark.slow),
+        pytest.param(1, "sys.exit()", marks=pytest.mark.slow),
+        pytest.param(1, "raise SystemExit(0)", marks=pytest.mark.slow),
+    ],
+)
 async def test_a_loop_that_is_left_before_the_last_step_is_a_mistake_that_says_so(
     leave: str, workers: int, tmp_path: Path, spec_file: SpecFile
 ) -> None:
