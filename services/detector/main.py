@@ -140,21 +140,22 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
         A tick is of the moment up to which all was read: a detector that is behind looks less often, and judges no node
         by heartbeats that it has not read.
         """
-        tick_at_s = PROCESS_CLOCK.seconds()
+        clock_s = asyncio.get_running_loop().time
+        tick_at_s = clock_s()
         while True:
-            await self._heartbeats.wait(max(0.0, tick_at_s - PROCESS_CLOCK.seconds()))
+            await self._heartbeats.wait(max(0.0, tick_at_s - clock_s()))
             at = self._clock()
             for number, (heartbeat, came_at) in enumerate(self._heartbeats.take(), 1):
                 await self._take(heartbeat, f"a heartbeat of {heartbeat.node}", came_at)
                 if number % _YIELDS == 0:
                     await asyncio.sleep(0)
-            if PROCESS_CLOCK.seconds() < tick_at_s:
+            if clock_s() < tick_at_s:
                 continue
-            self._lag.note((self._clock() - at).total_seconds(), self._heartbeats.replaced, PROCESS_CLOCK.seconds())
+            self._lag.note((self._clock() - at).total_seconds(), self._heartbeats.replaced, clock_s())
             await self.feed(Tick(), at)
             with contextlib.suppress(Unavailable):
                 await self._publish(silence.reachability(self.state))
-            tick_at_s = PROCESS_CLOCK.seconds() + TICK_S
+            tick_at_s = clock_s() + TICK_S
 
     # ---- inputs
 

@@ -12,7 +12,8 @@ from shared.events.union import NodeCordoned, NodeLeft, WorkerSlowed
 from shared.log.journal import Journal
 from shared.messages.signals import HEARTBEATS, WorkerStatus
 from shared.settings.model import Settings
-from tests.api.kit import Server, Story, serving, until
+from tests.api.kit import Server, Story, serving
+from tests.condition import until
 from tests.versions.kit import heartbeat
 
 

@@ -23,6 +23,7 @@ from services.agent.metrics import AgentMetrics
 from services.agent.node.slots import ENDS, Node
 from services.api import present
 from services.detector.metrics import detector_metrics
+from services.detector.reading_lag import ReadingLag
 from services.detector.state.cluster import DetectorState
 from services.planner.lookahead.table import LookAhead
 from services.planner.metrics import PlannerMetrics
@@ -65,7 +66,7 @@ def families(settings: Settings, bus: Bus) -> Iterable[Metric]:
     registry, missing = CollectorRegistry(), cast(Any, None)
     PlannerMetrics(registry, LookAhead())
     TransitionMetrics(registry, State)
-    registry.register(StateMetrics(lambda: detector_metrics(DetectorState(), LIMITS, {}, utc_now())))
+    registry.register(StateMetrics(lambda: detector_metrics(DetectorState(), LIMITS, {}, ReadingLag(), utc_now())))
     node = Node.create("n0", "one", 2)
     heartbeats = Heartbeats(bus, node, missing, settings, 1, missing, {}, "")
     heartbeats.published_at_s = 0.0

@@ -26,11 +26,14 @@ from services.planner.state_snapshot import KEPT as PLANNER
 from services.transition import main as transition
 from services.transition.main import Transition as TransitionService
 from services.transition.state_snapshot import KEPT as TRANSITION
+from shared.bus.dropped import DroppedMessages
 from shared.bus.endpoints import Endpoint
+from shared.bus.newest import Newest
 from shared.errors import Unavailable
 from shared.events.union import EVENT, Event, Recorded
 from shared.messages.commands import COMMANDS, LEFTOVERS
 from shared.messages.self_test import SELF_TEST, SelfTestResult
+from shared.model import Clock
 from shared.service.changes import Changes
 from shared.service.core import Append, Logged, Started
 from shared.service.frame import Context
@@ -142,6 +145,15 @@ class Bus:
     async def subscribe(self, endpoint: Endpoint[Any, Any], handle: Callable[[Any], Awaitable[Any]], *_: str) -> None:
         self._handlers[endpoint] = handle
 
+    async def newest(self, endpoint: Endpoint[Any, Any], clock: Clock) -> Newest[Any]:
+        found: Newest[Any] = Newest(endpoint, DroppedMessages({}), clock)
+
+        async def put(message: Any) -> None:
+            await found.put(f"from.{message.node}", endpoint.request.encode(message))
+
+        self._handlers[endpoint] = put
+        return found
+
     async def serve(
         self, endpoint: Endpoint[Any, Any], handle: Callable[[Any], Awaitable[Any]], *, refuse: object
     ) -> None:
@@ -185,9 +197,9 @@ class Detector(DetectorService):
         own, self.bus = ServiceLog(log, DETECTOR), Bus(cluster)
         super().__init__(context(own, self.bus), cast("StateKeeper[Any]", own), now)
 
-    async def _take(self, item: Input, what: str) -> None:
+    async def _take(self, item: Input, what: str, at: datetime | None = None) -> None:
         """Decide. What the core fails on is no reason to go on."""
-        await self.feed(item)
+        await self.feed(item, at)
 
 
 class Planner(Runner[State, Logged | Started, Append]):

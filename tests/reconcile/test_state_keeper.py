@@ -184,7 +184,7 @@ async def test_a_snapshot_of_another_log_is_ignored_and_replaced(
     try:
         async with Journal(other, bus) as another, running(planner.serve, settings, bus, another):
             await another.append([node("n7"), submission("d")])
-            await until(lambda: len(plans(other)) == 2, another)
+            await until(lambda: len(plans(other)) == 2)
         ignored = [message for message in caplog.messages if "snapshot" in message]
         why = f"the log does not have its event at position {position}"
         assert ignored == [f"state snapshot planner-{position:012d}.json is ignored: {why}"]
