@@ -16,6 +16,7 @@ from tests.unicron.changed_examples import changed_example
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent, reference_of
 from tests.unicron.test_loss_scale import FIELDS
+from tests.unicron.test_recovery import begin
 from tests.unicron.test_snapshots import Nodes
 from tests.unicron.zygote import WRITES_AT_ONCE
 from unicron.checkpoint import archive
@@ -64,7 +65,10 @@ FP16 = [
         "    print('update', step.number, updated, run.optimizer.get_loss_scale().item(), flush=True)\n",
     ),
 ]
-"""The scale grows with each update, and with the next one it is too large."""
+"""The scale grows with each update, and is too large for the next one."""
+
+APPLIED = (2, 5)
+"""The steps whose updates are not skipped in fp16."""
 
 CASES = {"precision-aware": PRECISION_AWARE, "fp16": FP16}
 KINDS = {
@@ -74,8 +78,12 @@ KINDS = {
 """Of the optimizer's state, and their types of numbers. Of a parameter in bfloat16 ``master_param`` is the rest."""
 
 
-def script(folder: Path, case: str) -> str:
-    return str(changed_example("megatron_gpt.py", [*OF_EVERY, *CASES[case]], folder))
+def script(folder: Path, case: str, *, divided: bool = True) -> str:
+    """Write the script. ``divided``: whether the replicas divide the optimizer."""
+    path = changed_example("megatron_gpt.py", [*OF_EVERY, *CASES[case]], folder)
+    if not divided:
+        path.write_text(path.read_text().replace("use_distributed_optimizer=True,", ""))
+    return str(path)
 
 
 async def end(a: Agent, spec: Path, workers: int) -> None:
@@ -110,6 +118,24 @@ async def test_a_lost_part_comes_from_a_copy_and_a_newcomer_takes_its_share(
         if case == "fp16":
             updated = re.findall(r"update \d+ (True|False)", a.output("w0"))
             assert set(updated) == {"True", "False"}
+
+
+@pytest.mark.parametrize("step", [STEP, APPLIED[-1]])
+@pytest.mark.parametrize("at", ["1.forward", "reduce:0", "update"])
+async def test_a_process_is_lost_in_a_step_whose_update_is_skipped_or_not(
+    at: str, step: int, tmp_path: Path, spec_file: SpecFile
+) -> None:
+    fields = FIELDS | {"steps": STEPS, "script": script(tmp_path, "fp16", divided=False)}
+    spec = spec_file(**fields, exact=False, deterministic_sums=True)
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec, ["w0", "w1"], f"1:{step}:{at}:kill")
+        await a.until(lambda: "w1" in a.exits)
+        await a.hold(["w0"])
+        (resumed,) = await a.resumed(await a.configure({"w0": "live"}, stage="interrupted", fault_step=step - 1))
+        assert resumed.steps_recomputed == 0
+        await end(a, spec, 1)
+        updated = dict(re.findall(r"update (\d+) (True|False)", a.output("w0")))
+        assert updated == {str(number): str(number in APPLIED) for number in range(1, STEPS + 1)}
 
 
 @pytest.mark.parametrize("case", CASES)
