@@ -38,6 +38,7 @@ from unicron.errors import (
 )
 
 if TYPE_CHECKING:
+    from unicron.join.origin import Origin
     from unicron.megatron.schedule import each_backward
     from unicron.training.run import Generation, Run
     from unicron.training.step import Step
@@ -95,6 +96,7 @@ def attach(
     deterministic_sums: bool | None = None,
     state: Mapping[str, Any] | None = None,
     interleave: int | None = None,
+    origin: Origin | None = None,
     directory: str = "unicron-run",
     tensor: int = 1,
     pipeline: int = 1,
@@ -127,6 +129,8 @@ def attach(
         interleave: model chunks of each rank where there are several pipeline stages (an interleaved pipeline).
             Megatron's ``parallel_state`` has the number as the virtual pipeline size when ``build`` is called, and
             ``build`` returns as many modules in a list.
+        origin: a state that the task begins from in place of first parameters: a checkpoint that is not this library's.
+            The task's own one counts where it is as new.
         directory: where checkpoints and results go without an agent.
         tensor: tensor-parallel size without an agent, whose plan says it otherwise.
         pipeline: pipeline-parallel size without one.
@@ -181,6 +185,7 @@ def attach(
         initialise=initialise,
         precision=precision,
         state=state,
+        origin=origin,
         runs_script=True,
         **chosen,
     )

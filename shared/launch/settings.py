@@ -92,7 +92,6 @@ SETTINGS = (
     Setting("skip_train", (False,), Effect.RESTART, "there is no step", "nothing: there is no step to heal"),
     Setting("full_validation", (False,), Effect.RESTART, "its iterator has a position", "--eval-iters"),
     Setting("multiple_validation_sets", (False,), Effect.RESTART, "its iterators have positions", "--eval-iters"),
-    Setting("pretrained_checkpoint", (None,), Effect.RESTART, _BEGINS, _LEFT_OUT),
     Setting("moe_use_upcycling", (False,), Effect.RESTART, _BEGINS, _LEFT_OUT),
     Setting("ckpt_convert_format", (None,), Effect.RESTART, "that is no training", "nothing: that is no training"),
     Setting("lazy_mpu_init", (None, False), Effect.RESTART, "the library makes the groups", _LEFT_OUT),

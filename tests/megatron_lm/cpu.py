@@ -16,6 +16,9 @@ import typing_extensions
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
+FUSED_ADAM = "UNICRON_TEST_FUSED_ADAM"
+"""Environment variable: whether optimizers are like Apex's and Transformer Engine's."""
+
 
 class _Stream:
     """Stands for streams and events: everything is done at once."""
@@ -44,6 +47,40 @@ class _Stream:
 
 class _Device:
     total_memory, multi_processor_count, major, minor, name = 1 << 34, 1, 9, 0, "cpu"
+
+
+def _fused_adam() -> None:
+    """Stand for Apex's and Transformer Engine's Adam, without which stock loads no divided optimizer."""
+    import megatron.core.optimizer as optimizers
+    import megatron.core.optimizer.distrib_optimizer as divided
+    import torch
+
+    class FusedAdam(torch.optim.Optimizer):
+        """Counts updates for each group, as those do."""
+
+        def __init__(self, params: Any, adam_w_mode: bool = True, **defaults: Any) -> None:
+            super().__init__(params, defaults)
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            """Apply an update with decoupled weight decay."""
+            for group in self.param_groups:
+                (one, two), group["step"] = group["betas"], group.get("step", 0) + 1
+                for p in (p for p in group["params"] if p.grad is not None):
+                    state = self.state[p]
+                    for name in ("exp_avg", "exp_avg_sq"):
+                        state.setdefault(name, torch.zeros_like(p))
+                    state["exp_avg"].lerp_(p.grad, 1 - one)
+                    state["exp_avg_sq"].mul_(two).addcmul_(p.grad, p.grad, value=1 - two)
+                    root = (state["exp_avg_sq"] / (1 - two ** group["step"])).sqrt_().add_(group["eps"])
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
+                    p.addcdiv_(state["exp_avg"], root, value=-group["lr"] / (1 - one ** group["step"]))
+
+    changed: Any = optimizers
+    changed.Adam, changed.USING_PYTORCH_OPTIMIZER = FusedAdam, False
+    changed = divided
+    changed.Adam = FusedAdam
+    changed.HAVE_APEX_OR_TE = changed.USING_APEX_OPTIMIZER = True
 
 
 def _without_triton() -> None:
@@ -95,6 +132,8 @@ def apply() -> None:
     cuda.get_device_name = lambda *a, **k: "cpu"
     cuda.reset_peak_memory_stats = cuda.empty_cache = lambda *args, **kwargs: None
 
+    if os.environ.get(FUSED_ADAM):
+        _fused_adam()
     import megatron.core.datasets.utils as datasets
     import megatron.core.pipeline_parallel.schedules as schedules
     import megatron.training as training

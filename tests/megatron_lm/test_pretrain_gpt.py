@@ -177,10 +177,13 @@ async def train(
     extra: str = "",
     *,
     steps: int = STEPS,
+    begun: int = 0,
     replaced: bool = False,
     deterministic: bool = True,
 ) -> int:
     """Train on two workers, of which the second is lost at a place, and replaced by a new process or not.
+
+    ``begun``: the iteration of the checkpoint that the task begins from.
 
     Returns:
         The generation that does the rest.
@@ -195,14 +198,14 @@ async def train(
     if lost:
         await a.until(lambda: "w1" in a.exits, 200)
         await a.hold(["w0"])
-        members = {"w0": "live"}
+        members, fault_step = {"w0": "live"}, begun + (PLACES | OF_PRECISIONS)[lost]
         if replaced:
-            generation = await a.configure(members, stage="interrupted", fault_step=(PLACES | OF_PRECISIONS)[lost])
+            generation = await a.configure(members, stage="interrupted", fault_step=fault_step)
             await a.fork("w2", spec, where)
             await a.resumed(generation)
             await a.drain(["w0"])
             members["w2"] = "take"
-        generation = await a.configure(members, fault_step=(PLACES | OF_PRECISIONS)[lost])
+        generation = await a.configure(members, fault_step=fault_step)
     await a.until(lambda: all(w in a.exits for w in a.members), 300)
     assert [a.exits[w][1] for w in a.members] == [0] * len(a.members), a.output("w0")[-3000:]
     return generation

@@ -113,6 +113,10 @@ def arguments(**fields: Any) -> SimpleNamespace:
         "pipeline_model_parallel_size": 1,
         "num_layers_per_virtual_pipeline_stage": None,
         "num_virtual_stages_per_pipeline_rank": None,
+        "load": None,
+        "save": None,
+        "finetune": False,
+        "no_load_optim": False,
     }
     return SimpleNamespace(**plain | more | fields)
 
@@ -128,6 +132,13 @@ def test_what_cannot_be_healed_is_refused_by_its_name(name: str, value: Any) -> 
     settings.check(arguments())
     with pytest.raises(InvalidSpec, match=f"--{name.replace('_', '-')}: "):
         settings.check(arguments(**{name: value}))
+
+
+@pytest.mark.parametrize("name", ["finetune", "no_load_optim"])
+def test_a_task_does_not_read_its_own_checkpoint_as_a_beginning(name: str) -> None:
+    settings.check(arguments(load="/a", save="/b", **{name: True}))
+    with pytest.raises(InvalidSpec, match=f"--{name.replace('_', '-')}: "):
+        settings.check(arguments(load="/a", save="/a", **{name: True}))
 
 
 def test_samples_are_those_of_the_stock_sampler_with_any_number_of_replicas() -> None:

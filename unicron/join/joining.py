@@ -19,14 +19,16 @@ import torch.distributed as dist
 from unicron import device
 from unicron.accounting import EMPTY_DIGEST, PartialStep
 from unicron.checkpoint import reader
-from unicron.errors import UnicronError
+from unicron.errors import InvalidSpec, UnicronError
 from unicron.gradients.precision import Precision
 from unicron.join import agreement, groups, user_state
 from unicron.join.agreement import Report
 from unicron.join.member_checks import MemberChecks
+from unicron.join.origin import LOADED, Origin
 from unicron.join.reports import gather_reports
 from unicron.link.agent_link import AgentLink
 from unicron.link.breaker import BreakMethod
+from unicron.link.waiting import Wait
 from unicron.megatron import supported
 from unicron.megatron.construction import without_collectives
 from unicron.megatron.group_references import groups_by_role, replace_groups
@@ -124,6 +126,7 @@ class Joiner:
         precision: Precision = Precision.FLOAT32,
         user: UserState | None = None,
         interleave: int = 1,
+        origin: Origin | None = None,
     ) -> None:
         """Start outside of any generation.
 
@@ -135,8 +138,12 @@ class Joiner:
             precision: of the sums of gradients.
             user: the user's state.
             interleave: model chunks of each rank, where there are several pipeline stages.
+            origin: what the task begins from in place of first parameters.
         """
+        self._given = 0, -1
+        """A generation, and the step of what the task is given, if it counts there; -1: it does not."""
         self._user = user or UserState()
+        self._origin = origin
         self._interleave = interleave
         self._checks = checks
         self._build, self._initialise, self._snapshots, self._precision = build, initialise, snapshots, precision
@@ -188,13 +195,10 @@ class Joiner:
         self._checks.enter(reports, configure.identity, link.wait)
         agreed = self._agree(configure, rank_state, link, reports)
         agreed_s = time.monotonic()
-        checkpoint = ""
         if agreed is not None:
-            source = self._receive(rank_state, link, agreed, fault)
-        elif configure.checkpoint:
-            source, checkpoint = "checkpoint", reader.restore(rank_state, configure.checkpoint)
+            source, checkpoint = self._receive(rank_state, link, agreed, fault), ""
         else:
-            source, rank_state = "initial", self._initial(configure, rank_state, micro_batches, link)
+            source, checkpoint, rank_state = self._without_members(configure, rank_state, micro_batches, link, reports)
         # Only now: what this rank had in another layout was needed until every member had all that it needs.
         self.rank_state = rank_state
         self._checks.begin(reports)
@@ -213,6 +217,12 @@ class Joiner:
             snapshots=self._snapshots,
             wait=link.wait,
         )
+        if source == LOADED:
+            assert self._origin is not None
+            loaded = self._origin.load(rank_state.model, rank_state.optimizer, self._user.objects)
+            rank_state.scaler.keep(skipped=False)
+            rank_state.set_version(loaded, EMPTY_DIGEST)
+            self._user.mark(loaded)
         durations_s = {
             "rebuild": rebuilt_s - began_s,
             "agree": agreed_s - rebuilt_s,
@@ -296,6 +306,7 @@ class Joiner:
         state of the same version counts with them: the part of a lost rank may be all that is missing.
         """
         at_least = reader.newest_step(configure.checkpoint) if configure.checkpoint else 1
+        origin = partial(self._origin_step, configure, reports, link.wait)
         if any(report.undoes for report in reports):
             # No copy or checkpoint has anything of that update. Without either, all that was trained would go with it.
             agreed = self._snapshots.agree(rank_state, configure.generation, at_least)
@@ -321,7 +332,53 @@ class Joiner:
         if begins and not configure.resumes:
             self._snapshots.delete_all()  # these are of an earlier task of the same name
             return None
-        return self._snapshots.agree(rank_state, configure.generation, at_least, live)
+        return self._snapshots.agree(rank_state, configure.generation, max(at_least, origin()), live)
+
+    def _origin_step(self, configure: Configure, reports: list[Report], wait: Wait) -> int:
+        """Return the step of the state that the task is given, if it counts here; -1: it does not.
+
+        The task's own checkpoint counts where it is as new. No other does where an update is to be undone: what was
+        saved behind that update has it.
+
+        Raises:
+            InvalidSpec: the ranks do not see the same.
+        """
+        if self._origin is None or any(report.undoes for report in reports):
+            return -1
+        if self._given[0] == configure.generation:
+            return self._given[1]
+        own = reader.newest_step(configure.checkpoint) if configure.checkpoint else -1
+        seen: list[tuple[int, int]] = transfer.gather((self._origin.step(), own), wait)
+        if len(steps := {step for step, _ in seen}) > 1:
+            raise InvalidSpec(f"{self._origin}: ranks see steps {sorted(steps)}; all nodes have to see the same")
+        step, own = seen[0]
+        self._given = configure.generation, step if step > own else -1
+        return self._given[1]
+
+    def _without_members(
+        self, configure: Configure, rank_state: RankState, micro_batches: int, link: AgentLink, reports: list[Report]
+    ) -> tuple[str, str, RankState]:
+        """Go on where no member and no snapshot has the state.
+
+        Returns:
+            Where it comes from, the checkpoint that it was read from, and the rank state or a new one in its place. One
+            that the task is given is to be loaded yet, together with the user's state.
+        """
+        if self._origin_step(configure, reports, link.wait) >= 0:
+            rank_state.tensors.reset()  # what is not loaded, as an optimizer's state, is as at a beginning
+            rank_state.invalidate()
+            self._tell(f"{self._origin}")
+            return LOADED, "", rank_state
+        if configure.checkpoint:
+            checkpoint = reader.restore(rank_state, configure.checkpoint)
+            self._tell(f"the task's own checkpoint, {checkpoint}")
+            return "checkpoint", checkpoint, rank_state
+        return "initial", "", self._initial(configure, rank_state, micro_batches, link)
+
+    def _tell(self, place: str) -> None:
+        """Say where the state comes from, if there are two places for it."""
+        if self._origin is not None and dist.get_rank() == 0:
+            print(f"unicron: the state is that of {place}", flush=True)
 
     def _usable_partial(self, rank_state: RankState) -> PartialStep | None:
         """Return the partial step that the rank state can go on with: one with gradients of the same model shard."""

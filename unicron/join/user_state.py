@@ -17,6 +17,7 @@ import torch.distributed as dist
 from unicron import device
 from unicron.checkpoint import reader
 from unicron.errors import UnicronError, UnsupportedState
+from unicron.join.origin import LOADED
 from unicron.link.waiting import Wait
 from unicron.protocol import environment
 from unicron.protocol.messages import Configure
@@ -77,7 +78,7 @@ def bring(
     stays = user.belongs_to(rank_state.model)
     user.bind(rank_state.model, rank_state.optimizer, (configure.tensor, configure.pipeline))
     user.groups.align(transfer.gather(user.groups.plain(), wait))
-    if source == "initial":
+    if source in ("initial", LOADED):  # the latter changes them next
         user.reset()
     elif checkpoint:
         _read(user, checkpoint)

@@ -30,6 +30,7 @@ from unicron.megatron.model import model_chunks
 from unicron.megatron.parallel import data_group
 from unicron.megatron.schedule import each_backward, fill
 from unicron.megatron_lm import seams, settings, tracker
+from unicron.megatron_lm.loading import Begun, Loading
 from unicron.megatron_lm.reports import Reports
 from unicron.megatron_lm.samples import CyclicOrder, FrozenReplicas, Samples, most_replicas, sample_ids
 from unicron.trainer.dropout import Dropout
@@ -144,12 +145,15 @@ class Pretraining:
         self._reports = Reports(self._plan.micro_batches)
         self._tested = 0
         self._replace()
+        named = self._args.load or self._args.pretrained_checkpoint
+        self._loading = Loading(checkpointing, self._args, self._plan.steps) if named else None
         self._run = unicron.attach(
             steps=self._plan.steps,
             micro_batches=self._plan.micro_batches,
             build=self._build,
             state=self._state(),
             interleave=self._args.virtual_pipeline_model_parallel_size or 1,
+            origin=self._loading,
             directory=os.environ.get(DIRECTORY, "unicron-run"),
             tensor=self._plan.tensor,
             pipeline=self._plan.pipeline,
@@ -160,7 +164,7 @@ class Pretraining:
         """Train to the end.
 
         Raises:
-            InvalidSpec: there is a checkpoint to load.
+            InvalidSpec: there is no checkpoint to load, or it cannot be loaded.
         """
         while self._next() is not None:
             try:
@@ -280,7 +284,8 @@ class Pretraining:
             args.seed, args.data_parallel_random_init, args.te_rng_tracker, args.inference_rng_tracker
         )
         seams.call(self._training.set_jit_fusion_options, tp_size=tensor)
-        load, args.load = args.load, None
+        named = args.load, args.pretrained_checkpoint
+        args.load = args.pretrained_checkpoint = None  # which the library has loaded once all ranks are here
         try:
             model, optimizer, _ = seams.call(
                 self._training.setup_model_and_optimizer,
@@ -290,7 +295,7 @@ class Pretraining:
                 pg_collection=ProcessGroupCollection.use_mpu_process_groups(),
             )
         finally:
-            args.load = load
+            args.load, args.pretrained_checkpoint = named
         return model if len(model) > 1 else model[0], optimizer
 
     def _configuration(self) -> Any:
@@ -339,11 +344,11 @@ class Pretraining:
         chunks = model_chunks(run.model)
         args.rank, args.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         args.iteration = step.number - 1
-        args.consumed_train_samples = args.iteration * self._plan.global_batch
+        begun = self._begun
+        args.consumed_train_samples = self._consumed(args.iteration)
         args.consumed_valid_samples = self._evaluated(args.iteration)
-        args.num_floating_point_operations_so_far = args.iteration * training.num_floating_point_operations(
-            args, self._plan.global_batch
-        )
+        operations = training.num_floating_point_operations(args, self._plan.global_batch)
+        args.num_floating_point_operations_so_far = begun.operations + (args.iteration - begun.iteration) * operations
         self._tested = 0
         if self._globals.get_tensorboard_writer() is None:
             self._write_tensorboard(args)
@@ -410,24 +415,32 @@ class Pretraining:
                 )
 
     def _check_start(self, step: Step) -> None:
-        """Refuse to begin where Megatron-LM would go on from a checkpoint.
+        """Refuse to begin anew where Megatron-LM would not.
 
         Raises:
-            InvalidSpec: ``--load`` has one.
+            InvalidSpec: there is no checkpoint to load, and ``--exit-on-missing-checkpoint`` is given.
         """
-        load = self._args.load
-        if load and step.number == 1 and Path(self._checkpointing.get_checkpoint_tracker_filename(load)).exists():
-            raise InvalidSpec(
-                f"--load: {load} has a checkpoint, and a task that is healed inside the step begins from its own "
-                "checkpoints only; resume the task, or leave --load out"
-            )
+        load = self._loading
+        if load is not None and self._args.exit_on_missing_checkpoint and step.number == 1 and load.step() < 0:
+            raise InvalidSpec(f"--exit-on-missing-checkpoint: {load} has none")
+
+    @property
+    def _begun(self) -> Begun:
+        """Where the task has begun."""
+        found: Begun = self._run.state["begun"]
+        return found
+
+    def _consumed(self, iteration: int) -> int:
+        """Return how many samples the steps up to an iteration have consumed."""
+        return self._begun.train_samples + (iteration - self._begun.iteration) * self._plan.global_batch
 
     def _evaluated(self, iteration: int) -> int:
         """Return how many validation samples the evaluations up to an iteration have consumed."""
-        args = self._args
+        args, begun = self._args, self._begun
         if not args.eval_interval or not args.eval_iters:
             return 0
-        return int(iteration // args.eval_interval * args.eval_iters * self._plan.global_batch)
+        evaluations = iteration // args.eval_interval - begun.iteration // args.eval_interval
+        return int(begun.valid_samples + evaluations * args.eval_iters * self._plan.global_batch)
 
     def _dropout_of(self, model: Any) -> Dropout | None:
         """Return what reseeds a model's dropout, if it has any: its numbers then differ from stock's."""
@@ -451,7 +464,8 @@ class Pretraining:
         def replicas(model: Any, optimizer: Any) -> FrozenReplicas:
             return FrozenReplicas(most_replicas(self._plan.micro_batches, data_group().size()))
 
-        return {"scheduler": scheduler} | ({"replicas": replicas} if self._args.dataloader_type == "cyclic" else {})
+        state = {"scheduler": scheduler, "begun": lambda model, optimizer: Begun()}
+        return state | ({"replicas": replicas} if self._args.dataloader_type == "cyclic" else {})
 
     def _iterators(self, dataset: Any, chunks: list[Any], *, is_test: bool = False) -> Any:
         order = None
@@ -512,7 +526,7 @@ class Pretraining:
 
     def _compute(self, step: Step, ks: list[int], forward_step_func: Any, data: Any, schedule: Any) -> None:
         """Compute micro-batches of a step, all in one call of the schedule."""
-        args, consumed = self._args, (step.number - 1) * self._plan.global_batch
+        args, consumed = self._args, self._consumed(step.number - 1)
         ids = {k: sample_ids(consumed, k, self._plan.micro_batch) for k in ks}
         chunks = data if isinstance(data, list) else [data]
         for one in chunks:

@@ -222,6 +222,20 @@ SEAMS = (
         "the folder of a checkpoint",
     ),
     Seam(
+        "load_checkpoint",
+        "megatron.training.checkpointing",
+        "called",
+        ("ddp_model", "optimizer", "opt_param_scheduler"),
+        "the checkpoint that a task begins from",
+    ),
+    Seam(
+        "checkpoint_exists",
+        "megatron.training.checkpointing",
+        "called",
+        ("checkpoints_path",),
+        "whether there is one",
+    ),
+    Seam(
         "get_checkpoint_tracker_filename",
         "megatron.training.checkpointing",
         "called",

@@ -47,7 +47,6 @@ REFUSED = (
     Refused("multiple_validation_sets", (False,), "its iterators have positions"),
     Refused("perform_rl_step", (False,), "its samples follow from earlier steps"),
     Refused("hybrid_context_parallel", (False,), "its samples are dealt by length"),
-    Refused("pretrained_checkpoint", (None,), "a task begins from the model that is built"),
     Refused("moe_use_upcycling", (False,), "a task begins from the model that is built"),
     Refused("ckpt_convert_format", (None,), "that is no training"),
     Refused("lazy_mpu_init", (None, False), "the library makes the groups"),
@@ -145,6 +144,11 @@ def check(args: Any) -> None:
         )
     if args.global_batch_size % args.micro_batch_size:
         raise InvalidSpec("--global-batch-size: must be a multiple of --micro-batch-size")
+    if args.load and args.load == args.save and (args.finetune or args.no_load_optim):
+        raise InvalidSpec(
+            f"--{'finetune' if args.finetune else 'no-load-optim'}: --load is --save, so a task would read its own "
+            "checkpoint like that after faults; use --pretrained-checkpoint with the folder to begin from"
+        )
     virtual = args.num_layers_per_virtual_pipeline_stage or args.num_virtual_stages_per_pipeline_rank
     if virtual and args.pipeline_model_parallel_size == 1:
         raise InvalidSpec("--num-virtual-stages-per-pipeline-rank: needs several pipeline stages")

@@ -341,7 +341,8 @@ class Resumed(Message):
     """Updates applied so far."""
     source: str
     """Where this rank's state came from: ``own``, ``live`` (another rank), ``memory`` (a snapshot on this node),
-    ``peer-memory`` (a snapshot on another node), ``checkpoint``, ``initial``, or ``script`` (known to the script)."""
+    ``peer-memory`` (a snapshot on another node), ``checkpoint``, ``loaded`` (a checkpoint that the script was given),
+    ``initial``, or ``script`` (known to the script)."""
     phases: dict[str, float] = field(default_factory=dict)
     """Duration in seconds of ``rebuild`` (process groups), ``agree`` (on what is done), ``move`` (state),
     ``redistribute`` (missing micro-batches computed and reduced) and ``first_step``."""

@@ -18,6 +18,7 @@ from unicron.gradients.precision import Precision
 from unicron.join import own_identity, user_state
 from unicron.join.joining import Build, Joiner, JoinResult, own_share
 from unicron.join.member_checks import MemberChecks
+from unicron.join.origin import Origin
 from unicron.link import end_of_task, reporting, torchrun
 from unicron.link.agent_link import DRAIN, NOTHING, STOP, AgentLink
 from unicron.process.faults import FaultInjector
@@ -55,6 +56,7 @@ class Training:
         precision: Precision = Precision.FLOAT32,
         state: Mapping[str, Any] | None = None,
         interleave: int = 1,
+        origin: Origin | None = None,
         runs_script: bool = False,
     ) -> None:
         """Prepare the training.
@@ -73,6 +75,7 @@ class Training:
             precision: of the sums of gradients.
             state: the user's state, as ``unicron.attach`` takes it.
             interleave: model chunks of each rank, where there are several pipeline stages.
+            origin: what the task begins from in place of first parameters.
             runs_script: whether a user's script may go on behind the last step, with an agent.
         """
         self.runs_script = runs_script and link.supervised
@@ -97,7 +100,14 @@ class Training:
         settings = {"steps": steps, "micro_batches": micro_batches, "precision": precision.name, **every}
         self._checks = MemberChecks(own_identity.of_task(settings))
         self._joiner = Joiner(
-            build, initialise, self.snapshots, self._checks, precision=precision, user=self.user, interleave=interleave
+            build,
+            initialise,
+            self.snapshots,
+            self._checks,
+            precision=precision,
+            user=self.user,
+            interleave=interleave,
+            origin=origin,
         )
         self._joined = JoinResult(source="")
         self.last_loss: float | None = None

@@ -53,6 +53,7 @@ SOURCES = {
     "memory": "read the copy in its node's memory",
     "peer-memory": "read a copy in another node's memory",
     "checkpoint": "read the checkpoint",
+    "loaded": "read the checkpoint that the script was given",
     "initial": "began from the initial state",
     "script": "started the script again, which goes on from its own checkpoint",
 }

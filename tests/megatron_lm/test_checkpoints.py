@@ -1,0 +1,97 @@
+"""Checkpoints of Megatron-LM's own ``pretrain_gpt.py``, from a checkout: stock's go on here, and ours in stock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.megatron_lm import cpu
+from tests.megatron_lm import test_pretrain_gpt as runs
+from tests.unicron.conftest import SpecFile
+from tests.unicron.harness import agent
+from unicron.protocol.messages import Resumed
+
+pytestmark = [*runs.pytestmark[:1], pytest.mark.timeout(900), *runs.pytestmark[2:]]
+
+DIVIDED = "--use-distributed-optimizer"
+TENSOR = "--tensor-model-parallel-size 2 --sequence-parallel"
+PIPELINE = "--pipeline-model-parallel-size 2"
+
+CHANGES = {
+    "DP1 to DP2": ((1, ""), (2, "")),
+    "DP1 to TP2 and SP": ((1, ""), (2, TENSOR)),
+    "divided optimizer, DP1 to DP2 with both overlaps": (
+        (1, DIVIDED),
+        (2, f"{DIVIDED} --overlap-grad-reduce --overlap-param-gather"),
+    ),
+    "divided optimizer, bf16, DP2 to PP2": (
+        (2, f"{DIVIDED} --bf16 --dist-ckpt-optim-fully-reshardable"),
+        (2, f"{DIVIDED} --bf16 {PIPELINE}"),
+    ),
+}
+"""Ranks and arguments of the run that saves, and of those that go on."""
+
+LOADS = {
+    "parameters alone": "--finetune --load",
+    "parameters of another folder": "--pretrained-checkpoint",
+    "without the optimizer": "--no-load-optim --load",
+    "without random states": "--no-load-rng --load",
+    "with another schedule": "--override-opt_param-scheduler --lr 2e-2 --load",
+}
+
+
+def saving(folder: Path) -> str:
+    """Return the arguments with which a run saves behind every second step."""
+    return f"--save {folder} --save-interval 2"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_checkpoint_goes_on_in_stock_and_here_whoever_has_saved_it(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ranks, arguments), (others, goes_on) = CHANGES[change]
+    if DIVIDED in arguments:
+        monkeypatch.setenv(cpu.FUSED_ADAM, "1")
+    for saves in ("stock", "unicron"):
+        runs.run(saves, tmp_path / saves, ranks, f"{arguments} {saving(tmp_path / f'saved-by-{saves}')}")
+    found = {
+        (loads, saves): runs.run(
+            loads, tmp_path / f"{loads}-{saves}", others, f"{goes_on} --ckpt-step 2 --load {tmp_path}/saved-by-{saves}"
+        )
+        for loads, saves in (("stock", "stock"), ("unicron", "stock"), ("stock", "unicron"))
+    }
+    for one in (("unicron", "stock"), ("stock", "unicron")):
+        assert runs.differing(found["stock", "stock"], found[one]) == [], one
+
+
+@pytest.mark.parametrize("how", LOADS)
+def test_what_is_left_out_of_a_checkpoint_is_left_out_here_too(how: str, tmp_path: Path) -> None:
+    runs.run("stock", tmp_path / "saved", 1, saving(tmp_path / "checkpoints"))
+    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
+    stock, ours = (
+        runs.run(mode, tmp_path / mode, 1, f"{LOADS[how]} {tmp_path}/checkpoints") for mode in ("stock", "unicron")
+    )
+    assert runs.differing(stock, ours) == []
+
+
+async def test_what_was_saved_through_a_fault_goes_on_in_stock(tmp_path: Path, spec_file: SpecFile) -> None:
+    """A process is lost while it saves behind step 2."""
+    found = []
+    for name, lost in (("quiet", ""), ("faulty", "save:1")):
+        async with agent(tmp_path / f"{name}-agent") as a:
+            await runs.train(a, spec_file, tmp_path / name, lost)
+        load = f"--ckpt-step 2 --load {tmp_path / name}/checkpoints {TENSOR}"
+        found.append(runs.run("stock", tmp_path / f"{name}-goes-on", 2, load))
+    assert runs.differing(*found) == []
+
+
+async def test_a_task_that_begins_from_stock_s_checkpoint_is_healed(tmp_path: Path, spec_file: SpecFile) -> None:
+    runs.run("stock", tmp_path / "saved", 1, saving(tmp_path / "checkpoints"))
+    for name, lost in (("quiet", ""), ("faulty", "forward:9")):
+        async with agent(tmp_path / f"{name}-agent") as a:
+            load = f"--ckpt-step 2 --load {tmp_path}/checkpoints"
+            generation = await runs.train(a, spec_file, tmp_path / name, lost, load, begun=2)
+            (resumed, *_) = a.of(Resumed, generation=1 if not lost else generation)
+            assert (resumed.source, resumed.step) == (("own", 4) if lost else ("loaded", 3))
+    assert runs.differing(runs.parameters(tmp_path / "quiet"), runs.parameters(tmp_path / "faulty")) == []

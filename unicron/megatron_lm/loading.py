@@ -1,0 +1,124 @@
+"""The checkpoint that ``--load`` or ``--pretrained-checkpoint`` names, read by Megatron-LM's own ``load_checkpoint``.
+
+The library asks for it where a task has no newer state of its own (``unicron.join.origin``): at its start, and after
+faults that have left neither a rank's state nor a copy of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from unicron.errors import InvalidSpec, UnicronError
+from unicron.link import reporting
+from unicron.megatron.model import model_chunks
+from unicron.megatron.optimizer import torch_optimizers
+
+
+class Begun:
+    """Where a task has begun, a part of its state: what a run of Megatron-LM had done up to the checkpoint it loads."""
+
+    def __init__(self) -> None:
+        """Begin with nothing done."""
+        self.iteration = self.train_samples = self.valid_samples = 0
+        self.operations = 0.0
+        """Floating-point operations."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the numbers."""
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the numbers with which the task began."""
+        vars(self).update(state)
+
+
+class Loading:
+    """What the arguments name, as ``attach(origin=...)`` takes it."""
+
+    def __init__(self, checkpointing: Any, args: Any, steps: int) -> None:
+        """Read nothing yet.
+
+        Args:
+            checkpointing: Megatron-LM's module of that name.
+            args: its arguments.
+            steps: of the whole training.
+        """
+        self._checkpointing, self._args, self._steps = checkpointing, args, steps
+
+    def __str__(self) -> str:
+        """Return the argument that counts."""
+        load, pretrained = self._args.load, self._args.pretrained_checkpoint
+        if pretrained and not self._checkpointing.checkpoint_exists(load):
+            return f"--pretrained-checkpoint {pretrained}"
+        return f"--load {load}"
+
+    def step(self) -> int:
+        """Return the iteration of the checkpoint: 0 for parameters alone; -1: there is none."""
+        args, checkpointing = self._args, self._checkpointing
+        if not checkpointing.checkpoint_exists(args.load):
+            if args.load and args.ckpt_step:
+                return int(args.ckpt_step)
+            return 0 if checkpointing.checkpoint_exists(args.pretrained_checkpoint) else -1
+        with checkpointing.open_file(checkpointing.get_checkpoint_tracker_filename(args.load), "r") as file:
+            text = file.read().strip()
+        if args.finetune or text == "release":
+            return 0
+        if not text.isdecimal():
+            raise InvalidSpec(f"--load: {args.load}: latest_checkpointed_iteration.txt has {text!r}, not an iteration")
+        return int(args.ckpt_step or text)
+
+    def load(self, model: Any, optimizer: Any, objects: Mapping[str, Any]) -> int:
+        """Load it; return its iteration.
+
+        Raises:
+            InvalidSpec: Megatron-LM refuses it for this model, optimizer or layout, or nothing is left to train.
+            RuntimeError: a peer was lost.
+        """
+        args = self._args
+        args.consumed_train_samples = args.consumed_valid_samples = 0
+        inner = torch_optimizers(optimizer)
+        for one in inner:
+            one.state.clear()  # Megatron-LM looks whether there is any
+        finetune = args.finetune
+        try:
+            found, operations = self._checkpointing.load_checkpoint(
+                model_chunks(model), optimizer, objects["scheduler"].made
+            )
+        except (Exception, SystemExit) as err:
+            if isinstance(err, UnicronError) or reporting.is_communication(err):
+                raise  # the generation is held, or a peer was lost
+            raise InvalidSpec(f"{self}: {str(err) or 'Megatron-LM cannot read it'}") from err
+        finally:
+            args.finetune = finetune  # which --pretrained-checkpoint sets for good
+        iteration = int(found)
+        if iteration > self._steps:
+            raise InvalidSpec(f"{self}: it is of iteration {iteration}, and the training has {self._steps}")
+        _check_counts(inner, iteration)
+        begun: Begun = objects["begun"]
+        begun.iteration, begun.operations = iteration, float(operations if iteration else 0)
+        # What old checkpoints do not say is reckoned as stock does.
+        begun.train_samples = args.consumed_train_samples or iteration * args.global_batch_size
+        evaluated = iteration // args.eval_interval * args.eval_iters if args.eval_interval and args.eval_iters else 0
+        begun.valid_samples = args.consumed_valid_samples or evaluated * args.global_batch_size
+        return iteration
+
+
+def _check_counts(optimizers: list[torch.optim.Optimizer], iteration: int) -> None:
+    """Check that optimizers that count updates for a whole group have counted the iterations.
+
+    Raises:
+        InvalidSpec: they have not; a new process would go on with the number of iterations.
+    """
+    for one in optimizers:
+        if type(one).__module__.startswith("torch.") or not iteration:
+            continue  # they count for each parameter, which moves with the state
+        for group in one.param_groups:
+            if group["params"] and group.get("step", 0) != iteration:
+                raise InvalidSpec(
+                    f"--load: the optimizer has counted {group.get('step', 0)} of {iteration} updates (after "
+                    "--no-load-optim, or updates that fp16 skipped), and a process that replaces a lost one would "
+                    "count all of them"
+                )
