@@ -97,6 +97,7 @@ def attach(
     state: Mapping[str, Any] | None = None,
     interleave: int | None = None,
     origin: Origin | None = None,
+    micro_batches_of: Callable[[int], int] | None = None,
     directory: str = "unicron-run",
     tensor: int = 1,
     pipeline: int = 1,
@@ -131,6 +132,8 @@ def attach(
             ``build`` returns as many modules in a list.
         origin: a state that the task begins from in place of first parameters: a checkpoint that is not this library's.
             The task's own one counts where it is as new.
+        micro_batches_of: M of a step, by its number, where it is not the same in all of them (a ramp-up of the batch);
+            ``micro_batches`` is then the largest. It is called once ``run.state`` is that before the step.
         directory: where checkpoints and results go without an agent.
         tensor: tensor-parallel size without an agent, whose plan says it otherwise.
         pipeline: pipeline-parallel size without one.
@@ -186,6 +189,7 @@ def attach(
         precision=precision,
         state=state,
         origin=origin,
+        micro_batches_of=micro_batches_of,
         runs_script=True,
         **chosen,
     )

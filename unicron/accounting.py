@@ -53,6 +53,8 @@ class PartialStep:
     """Counts from 1."""
     assigned: list[int]
     """The micro-batches that this rank's replica computes, since the members last agreed."""
+    micro_batches: int = 0
+    """Of the step, over all replicas; 0: as many as the training says."""
     losses: dict[int, Any] = field(default_factory=dict)
     """The losses of the micro-batches that the last chunk has done, where that chunk computes the loss: numbers, or
     tensors that are not read yet (``unicron.losses``)."""
@@ -77,7 +79,7 @@ class PartialStep:
     """How many buckets, from the first, contain the total over the whole batch."""
 
     @classmethod
-    def begin(cls, step: int, assigned: list[int], generation: int, chunks: int) -> PartialStep:
+    def begin(cls, step: int, assigned: list[int], generation: int, chunks: int, micro_batches: int = 0) -> PartialStep:
         """Return a step of which nothing is done yet.
 
         Args:
@@ -85,10 +87,12 @@ class PartialStep:
             assigned: the micro-batches that this rank's replica computes.
             generation: the present one.
             chunks: how many model chunks the rank has.
+            micro_batches: of the step, over all replicas.
         """
         return cls(
             step=step,
             assigned=assigned,
+            micro_batches=micro_batches,
             done=[set() for _ in range(chunks)],
             counted=(frozenset(),) * chunks,
             computed=[set() for _ in range(chunks)],

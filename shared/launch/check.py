@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -121,8 +121,8 @@ def _planned(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return model, batch, steps and layout that the planner needs; None: the arguments do not say."""
     batch = values.get("global_batch_size")
     steps, samples = values.get("train_iters"), values.get("train_samples")
-    if steps is None and samples is not None and batch:
-        steps = samples // batch
+    if not steps and samples is not None and batch:
+        steps = _steps_of(samples, batch, values.get("rampup_batch_size"))
     tensor, pipeline = values.get("tensor_model_parallel_size", 1), values.get("pipeline_model_parallel_size", 1)
     context = values.get("context_parallel_size", 1)
     return {
@@ -145,6 +145,18 @@ def _planned(values: Mapping[str, Any]) -> dict[str, Any]:
         },
         "least_workers": tensor * pipeline * context,
     }
+
+
+def _steps_of(samples: int, batch: int, rampup: Sequence[Any] | None) -> int:
+    """Return the updates of a training of so many samples, as Megatron-LM counts them."""
+    first, increment, during = map(int, rampup) if rampup else (batch, 0, -1)
+    if first >= batch or during <= 0:
+        return samples // batch
+    steps = consumed = 0
+    while consumed <= min(during, samples):
+        grown = int(consumed / (during / ((batch - first) // increment)))
+        steps, consumed = steps + 1, consumed + min(batch, first + grown * increment)
+    return steps + max(0, samples - consumed) // batch
 
 
 def _chunks(values: Mapping[str, Any], pipeline: int) -> int:

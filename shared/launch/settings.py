@@ -58,8 +58,6 @@ SETTINGS = (
     Setting("num_experts", (None,), Effect.RESTART, _EXPERTS, "a dense model", ("num_moe_experts",)),
     Setting("mtp_num_layers", (None, 0), Effect.RESTART, "Megatron scales that loss by tokens that nothing divides",
             "no --mtp-num-layers", ("mtp_num_layers",)),
-    Setting("rampup_batch_size", (None,), Effect.RESTART, "every step has the micro-batches that the task began with",
-            "--global-batch-size alone"),
     Setting("main_params_dtype", ("fp32",), Effect.RESTART, _FACTOR, "--main-params-dtype fp32",
             ("main_params_dtype",)),
     Setting("exp_avg_dtype", ("fp32", "bf16"), Effect.RESTART, _FACTOR, "--exp-avg-dtype bf16", ("exp_avg_dtype",)),

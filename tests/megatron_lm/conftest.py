@@ -1,5 +1,5 @@
 """What the tests of real training processes have."""
 
-from tests.unicron.conftest import spec_file, text
+from tests.unicron.conftest import megatron, spec_file, text
 
-__all__ = ["spec_file", "text"]
+__all__ = ["megatron", "spec_file", "text"]

@@ -24,6 +24,7 @@ RE_EXPORTED = {
     "save_checkpoint": "megatron/training/checkpointing.py",
     "set_jit_fusion_options": "megatron/training/initialize.py",
     "open_file": "megatron/core/msc_utils.py",
+    "update_num_microbatches": "megatron/core/num_microbatches_calculator.py",
 }
 """Seams that their module has from another one: where they are defined."""
 

@@ -21,9 +21,9 @@ PIPELINE = "--pipeline-model-parallel-size 2"
 CHANGES = {
     "DP1 to DP2": ((1, ""), (2, "")),
     "DP1 to TP2 and SP": ((1, ""), (2, TENSOR)),
-    "divided optimizer, DP1 to DP2 with both overlaps": (
-        (1, DIVIDED),
-        (2, f"{DIVIDED} --overlap-grad-reduce --overlap-param-gather"),
+    "divided optimizer, bf16, DP1 to DP2 with both overlaps": (
+        (1, f"{DIVIDED} --bf16"),
+        (2, f"{DIVIDED} --bf16 --overlap-grad-reduce --overlap-param-gather"),
     ),
     "divided optimizer, bf16, DP2 to PP2": (
         (2, f"{DIVIDED} --bf16 --dist-ckpt-optim-fully-reshardable"),
@@ -65,13 +65,18 @@ def test_a_checkpoint_goes_on_in_stock_and_here_whoever_has_saved_it(
         assert runs.differing(found["stock", "stock"], found[one]) == [], one
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of stock, of which that behind step 2 is named as the newest."""
+    folder = tmp_path_factory.mktemp("stock")
+    runs.run("stock", folder / "run", 1, saving(folder / "checkpoints"))
+    (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
+    return folder / "checkpoints"
+
+
 @pytest.mark.parametrize("how", LOADS)
-def test_what_is_left_out_of_a_checkpoint_is_left_out_here_too(how: str, tmp_path: Path) -> None:
-    runs.run("stock", tmp_path / "saved", 1, saving(tmp_path / "checkpoints"))
-    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
-    stock, ours = (
-        runs.run(mode, tmp_path / mode, 1, f"{LOADS[how]} {tmp_path}/checkpoints") for mode in ("stock", "unicron")
-    )
+def test_what_is_left_out_of_a_checkpoint_is_left_out_here_too(how: str, saved: Path, tmp_path: Path) -> None:
+    stock, ours = (runs.run(mode, tmp_path / mode, 1, f"{LOADS[how]} {saved}") for mode in ("stock", "unicron"))
     assert runs.differing(stock, ours) == []
 
 
@@ -86,12 +91,12 @@ async def test_what_was_saved_through_a_fault_goes_on_in_stock(tmp_path: Path, s
     assert runs.differing(*found) == []
 
 
-async def test_a_task_that_begins_from_stock_s_checkpoint_is_healed(tmp_path: Path, spec_file: SpecFile) -> None:
-    runs.run("stock", tmp_path / "saved", 1, saving(tmp_path / "checkpoints"))
+async def test_a_task_that_begins_from_stock_s_checkpoint_is_healed(
+    saved: Path, tmp_path: Path, spec_file: SpecFile
+) -> None:
     for name, lost in (("quiet", ""), ("faulty", "forward:9")):
         async with agent(tmp_path / f"{name}-agent") as a:
-            load = f"--ckpt-step 2 --load {tmp_path}/checkpoints"
-            generation = await runs.train(a, spec_file, tmp_path / name, lost, load, begun=2)
+            generation = await runs.train(a, spec_file, tmp_path / name, lost, f"--load {saved}", applied=3)
             (resumed, *_) = a.of(Resumed, generation=1 if not lost else generation)
             assert (resumed.source, resumed.step) == (("own", 4) if lost else ("loaded", 3))
     assert runs.differing(runs.parameters(tmp_path / "quiet"), runs.parameters(tmp_path / "faulty")) == []

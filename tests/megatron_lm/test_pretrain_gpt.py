@@ -62,6 +62,8 @@ PRECISION_AWARE = (
     "--bf16 --use-distributed-optimizer --use-precision-aware-optimizer --main-grads-dtype bf16 --exp-avg-dtype bf16 "
     "--exp-avg-sq-dtype bf16"
 )
+GROWS = "--train-samples 60 --rampup-batch-size 4 4 20"
+"""Steps of 4, 4, 4, 8, and three of 12 samples."""
 
 LAYOUTS = {
     "DP1": (1, ""),
@@ -90,8 +92,19 @@ LAYOUTS = {
         2,
         "--num-layers 4 --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2",
     ),
+    "PP2, a batch that grows": (2, f"--pipeline-model-parallel-size 2 {GROWS}"),
+    "DP2, a batch that grows": (2, GROWS),
     "TP2 and SP": (2, "--tensor-model-parallel-size 2 --sequence-parallel"),
 }
+
+
+def arguments(extra: str) -> list[str]:
+    """Return the arguments of a run; one that ends behind so many samples has no number of iterations."""
+    given = [*ARGUMENTS, *extra.split()]
+    if "--train-samples" in given:
+        place = given.index("--train-iters")
+        del given[place : place + 2]
+    return given
 
 
 def parameters(folder: Path) -> dict[str, Any]:
@@ -120,7 +133,7 @@ def run(mode: str, folder: Path, ranks: int, extra: str) -> dict[str, Any]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with (folder / "output").open("w") as output:
         subprocess.run(
-            [sys.executable, *torchrun, *program, *ARGUMENTS, *extra.split()],
+            [sys.executable, *torchrun, *program, *arguments(extra)],
             cwd=folder,
             env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | CONNECTIONS,
             stdout=output,
@@ -158,13 +171,12 @@ def write_script(folder: Path, extra: str = "") -> Path:
     folder.mkdir()
     script = folder / "script.py"
     saves = ["--save", str(folder / "checkpoints"), "--save-interval", "2", "--ckpt-format", "torch_dist"]
-    arguments = [*ARGUMENTS, *saves, *extra.split()]
     script.write_text(
         "import sys\nfrom pathlib import Path\n"
         # A checkout has a package `tests` of its own, which would be found in place of this one.
         f"sys.path[:] = [{str(ROOT)!r}, *(place for place in sys.path if place != {CHECKOUT!r})]\n"
         f"from tests.megatron_lm.program import main\n"
-        f"main('unicron', {CHECKOUT + '/pretrain_gpt.py'!r}, Path({str(folder)!r}), {arguments!r})\n"
+        f"main('unicron', {CHECKOUT + '/pretrain_gpt.py'!r}, Path({str(folder)!r}), {[*saves, *arguments(extra)]!r})\n"
     )
     return script
 
@@ -177,18 +189,19 @@ async def train(
     extra: str = "",
     *,
     steps: int = STEPS,
-    begun: int = 0,
+    applied: int | None = None,
     replaced: bool = False,
     deterministic: bool = True,
 ) -> int:
     """Train on two workers, of which the second is lost at a place, and replaced by a new process or not.
 
-    ``begun``: the iteration of the checkpoint that the task begins from.
+    ``applied``: the updates applied before, if not as ``PLACES`` has them.
 
     Returns:
         The generation that does the rest.
     """
-    script = write_script(folder, f"{extra} --train-iters {steps}")
+    iterations = "" if "--train-samples" in extra else f"--train-iters {steps}"
+    script = write_script(folder, f"{extra} {iterations}")
     spec = spec_file(exact=False, deterministic_sums=deterministic, steps=steps, script=str(script))
     workers = ["w0", "w1"]
     where = {"PYTHONPATH": os.pathsep.join(filter(None, (CHECKOUT, os.environ.get("PYTHONPATH"))))}
@@ -198,7 +211,7 @@ async def train(
     if lost:
         await a.until(lambda: "w1" in a.exits, 200)
         await a.hold(["w0"])
-        members, fault_step = {"w0": "live"}, begun + (PLACES | OF_PRECISIONS)[lost]
+        members, fault_step = {"w0": "live"}, (PLACES | OF_PRECISIONS)[lost] if applied is None else applied
         if replaced:
             generation = await a.configure(members, stage="interrupted", fault_step=fault_step)
             await a.fork("w2", spec, where)
@@ -278,6 +291,17 @@ async def test_a_new_process_takes_the_place_of_a_lost_one(precision: str, tmp_p
     async with agent(tmp_path / "agent") as a:
         await train(a, spec_file, tmp_path / "faulty", "forward:9", precision, steps=100, replaced=True)
         assert [a.exits[worker][1] for worker in ("w0", "w2")] == [0, 0]
+    assert differing(parameters(tmp_path / "quiet"), parameters(tmp_path / "faulty")) == []
+
+
+async def test_a_batch_that_grows_is_the_same_behind_a_fault(tmp_path: Path, spec_file: SpecFile) -> None:
+    """The process is lost in the fourth step, the first of 8 samples; behind 6 passes of an evaluation."""
+    async with agent(tmp_path / "quiet-agent") as a:
+        await train(a, spec_file, tmp_path / "quiet", extra=GROWS, steps=7)
+    async with agent(tmp_path / "agent") as a:
+        generation = await train(a, spec_file, tmp_path / "faulty", "forward:14", GROWS, steps=7, applied=3)
+        (resumed,) = a.of(Resumed, generation=generation)
+    assert (resumed.steps_recomputed, resumed.step) == (0, 4)
     assert differing(parameters(tmp_path / "quiet"), parameters(tmp_path / "faulty")) == []
 
 

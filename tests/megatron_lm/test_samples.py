@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron.megatron_lm.samples import CyclicOrder, most_replicas
+from shared.launch import check
+from unicron.megatron_lm.samples import BatchSizes, CyclicOrder, most_replicas
 
 orders = st.tuples(st.integers(8, 60), st.integers(1, 3), st.integers(1, 4)).filter(lambda o: o[0] >= o[1] * o[2])
 
@@ -37,6 +38,34 @@ def test_the_samples_of_a_replica_are_those_of_stock() -> None:
     first = 18 + 2 * 2  # behind an epoch of 18 samples, and behind the micro-batches of ranks 0 and 1
     assert order.samples(first) == [12 + i for i in drawn[:2]]
     assert order.samples(first + 6) == [12 + i for i in drawn[2:4]]
+
+
+@pytest.mark.usefixtures("megatron")
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 4), st.integers(1, 90), st.integers(0, 120))
+def test_batches_are_those_of_stock(first: int, increment: int, increments: int, during: int, before: int) -> None:
+    """As ``RampupBatchsizeNumMicroBatchesCalculator`` and ``update_train_iters`` of core 0.16.1 compute them."""
+    from megatron.core.num_microbatches_calculator import RampupBatchsizeNumMicroBatchesCalculator
+
+    full, samples = first + increment * increments, 300
+    ramped = BatchSizes(full, [str(first), str(increment), str(during)])
+    stock = (
+        RampupBatchsizeNumMicroBatchesCalculator(full, 1, 1, False, 0, first, increment, during) if increments else None
+    )
+    consumed, steps, expected = 0, 0, []
+    while consumed <= during:
+        if stock is not None:
+            stock.update(consumed, consistency_check=False)
+        batch = stock.num_micro_batches if stock is not None else full
+        expected.append((consumed, batch))
+        steps, consumed = steps + 1, consumed + batch
+    assert [(consumed, ramped.batch(consumed)) for consumed, _ in expected] == expected
+    assert [ramped.consumed(0, i) for i in range(len(expected))] == [consumed for consumed, _ in expected]
+    assert ramped.consumed(0, steps + 3) == consumed + 3 * full
+    planned = {"global_batch_size": full, "train_samples": samples, "rampup_batch_size": [first, increment, during]}
+    assert ramped.steps(samples) == check._planned(planned)["steps"] == steps + (samples - consumed) // full
+    assert all(batch % ramped.divisor == 0 for _, batch in expected)
+    own = ramped.batch(before)
+    assert ramped.consumed(before, 1) == before + own
 
 
 @pytest.mark.parametrize(("micro_batches", "replicas", "most"), [(12, 3, 3), (8, 3, 2), (7, 3, 1), (4, 8, 4)])

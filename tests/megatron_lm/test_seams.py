@@ -113,6 +113,7 @@ def arguments(**fields: Any) -> SimpleNamespace:
         "pipeline_model_parallel_size": 1,
         "num_layers_per_virtual_pipeline_stage": None,
         "num_virtual_stages_per_pipeline_rank": None,
+        "rampup_batch_size": None,
         "load": None,
         "save": None,
         "finetune": False,
@@ -124,7 +125,7 @@ def arguments(**fields: Any) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("num_experts", 8), ("context_parallel_size", 2), ("data_sharding", False), ("dataloader_type", "external"),
-     ("rampup_batch_size", ["2", "2", "8"]), ("fp8", "hybrid"), ("exp_avg_dtype", "fp8"), ("use_torch_fsdp2", True),
+     ("rampup_batch_size", ["1", "2", "8"]), ("fp8", "hybrid"), ("exp_avg_dtype", "fp8"), ("use_torch_fsdp2", True),
      ("global_batch_size", None), ("exit_interval", 5), ("data_parallel_random_init", True), ("qk_clip", True),
      ("eval_global_batch_size", 16)],
 )  # fmt: skip

@@ -42,6 +42,8 @@ class Report:
     """Whether it knows that the newest update is to be undone: a member that had a part in it differs."""
     open_section: int = 0
     """The step behind which the member is in a boundary section that is not done; 0: none."""
+    step_micro_batches: int = 0
+    """Micro-batches of the begun step, over all replicas; 0: as many as the training says."""
     micro_batches: tuple[tuple[int, ...], ...] = ((),)
     """For that step, for each model chunk (of which all members have equally many), ``FREE``, ``ASSIGNED`` or ``DONE``
     for each micro-batch. The buckets that are not reduced contain the sum of the gradients of those done."""

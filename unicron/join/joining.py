@@ -127,6 +127,7 @@ class Joiner:
         user: UserState | None = None,
         interleave: int = 1,
         origin: Origin | None = None,
+        batch_grows: bool = False,
     ) -> None:
         """Start outside of any generation.
 
@@ -139,9 +140,11 @@ class Joiner:
             user: the user's state.
             interleave: model chunks of each rank, where there are several pipeline stages.
             origin: what the task begins from in place of first parameters.
+            batch_grows: whether steps have different numbers of micro-batches.
         """
         self._given = 0, -1
         """A generation, and the step of what the task is given, if it counts there; -1: it does not."""
+        self._batch_grows = batch_grows
         self._user = user or UserState()
         self._origin = origin
         self._interleave = interleave
@@ -168,7 +171,7 @@ class Joiner:
         Args:
             configure: the generation.
             link: to the agent; waits for collectives.
-            micro_batches: in one update.
+            micro_batches: in one update, at most.
             fault: lets an injected fault happen.
             formed: called once the members have their groups, before state is read or moved.
             open_section: the step behind which this rank is in a boundary section that is not done; 0: none.
@@ -286,7 +289,7 @@ class Joiner:
                 self._random = torch.get_rng_state()
             torch.set_rng_state(self._random)
             model, optimizer = self._build(*layout)
-            supported.check(model, optimizer, *layout, chunks=virtual_stages())
+            supported.check(model, optimizer, *layout, chunks=virtual_stages(), batch_grows=self._batch_grows)
             built = RankState(
                 model,
                 optimizer,
@@ -442,9 +445,10 @@ def _resume(
 ) -> Resumption:
     """Deal what is missing of the interrupted step; the survivors keep what they have."""
     step = rank_state.applied + 1
-    dealt = agreement.deal(reports, step, micro_batches, in_place=rank_state.accumulator.in_place)
+    of_step = max(report.step_micro_batches for report in reports if report.partial == step) or micro_batches
+    dealt = agreement.deal(reports, step, of_step, in_place=rank_state.accumulator.in_place)
     kept = dealt.kept[model_coordinate()]
-    rank_state.resume(step, kept, configure.rank, dealt.assigned[reports[configure.rank].replica])
+    rank_state.resume(step, kept, configure.rank, dealt.assigned[reports[configure.rank].replica], of_step)
     partial = rank_state.step_in_progress
     if dealt.accountant >= 0:
         partial.account = transfer.gather(partial.account, link.wait)[dealt.accountant]

@@ -35,6 +35,7 @@ class _Row(NamedTuple):
     uncompared: int = 0
     undoes: int = 0
     open_section: int = 0
+    step_micro_batches: int = 0
 
 
 def gather_reports(
@@ -53,7 +54,7 @@ def gather_reports(
         rank_state: what this rank is going to train with.
         partial: what the rank has of an interrupted step that it can go on with.
         is_complete: whether the rank state has all that its place needs.
-        micro_batches: in one step.
+        micro_batches: in one step, at most.
         checks: what this rank is beside its state, and what it knows of the others.
         open_section: the step behind which the rank is in a boundary section that is not done; 0: none.
         wait: waits for a collective.
@@ -80,6 +81,7 @@ def gather_reports(
             generation=partial.generation,
             accounted=int(partial.account is not None),
             reduced=partial.reduced,
+            step_micro_batches=partial.micro_batches,
         )
         states = partial.states(micro_batches)
     mine = torch.tensor([*row, *itertools.chain(*states)], dtype=torch.int64, device=device.current())
@@ -105,5 +107,6 @@ def _report(numbers: list[int], chunks: int) -> Report:
         uncompared=bool(row.uncompared),
         undoes=bool(row.undoes),
         open_section=row.open_section,
+        step_micro_batches=row.step_micro_batches,
         micro_batches=tuple(tuple(states[i * count : (i + 1) * count]) for i in range(chunks)),
     )

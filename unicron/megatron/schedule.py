@@ -146,10 +146,11 @@ class LossScale:
         Args:
             model: Megatron's DistributedDataParallel, a list of them, or any other module, of which nothing is
                 changed.
-            micro_batches: M, in one step, over all replicas.
+            micro_batches: M, in one step, over all replicas, where a step does not say it.
             scaler: the optimizer's loss scale, which is applied first.
         """
-        self._micro_batches = micro_batches
+        self.micro_batches = micro_batches
+        """M of the present step."""
         self._scaler = scaler if scaler is not None and scaler.applies else None
         self._factor = 1.0
         self._computed = self._filling = self._scaled = 0
@@ -183,7 +184,7 @@ class LossScale:
             micro_batches: that the call computes.
             filling: how many of them, the last ones, only fill the schedule.
         """
-        self._factor = micro_batches / self._micro_batches if self.applies else 1.0
+        self._factor = micro_batches / self.micro_batches if self.applies else 1.0
         self._computed, self._filling, self._scaled = micro_batches, filling, 0
         if self._config is not None:
             # At each call: a model that was built later may have the same configuration.
@@ -235,7 +236,7 @@ class LossScale:
             self._counts_tokens = of_sums
         if self._begun is not None and self._config is not None:
             expected = [loss[0] for loss in losses if isinstance(loss, tuple)] if tokens else means
-            scale = 1.0 if tokens else 1.0 / self._micro_batches
+            scale = 1.0 if tokens else 1.0 / self.micro_batches
             self._committed += [noted(one) * scale for one in expected]
         return tokens
 

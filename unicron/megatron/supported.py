@@ -18,7 +18,9 @@ from unicron.megatron.model import is_megatron, model_chunks, parameters
 from unicron.megatron.optimizer import torch_optimizers
 
 
-def check(model: Any, optimizer: Any, tensor: int, pipeline: int, chunks: int = 1) -> None:
+def check(
+    model: Any, optimizer: Any, tensor: int, pipeline: int, chunks: int = 1, *, batch_grows: bool = False
+) -> None:
     """Check that a model and its optimizer train to the right result.
 
     Args:
@@ -27,6 +29,7 @@ def check(model: Any, optimizer: Any, tensor: int, pipeline: int, chunks: int = 
         tensor: tensor-parallel size.
         pipeline: pipeline-parallel size.
         chunks: model chunks of each rank: Megatron's virtual pipeline size, or 1.
+        batch_grows: whether the loop says how many micro-batches each step has.
 
     Raises:
         UnsupportedModel: they would not; the message names the setting and its allowed values.
@@ -37,6 +40,10 @@ def check(model: Any, optimizer: Any, tensor: int, pipeline: int, chunks: int = 
         if chunks > 1:
             _check_interleaved(chunk.config, chunks)
     _check_optimizer(optimizer)
+    if is_megatron(model) and not batch_grows and _batch_grows():
+        raise UnsupportedModel(
+            "rampup_batch_size: must be None, or attach(micro_batches_of=...) says how many micro-batches a step has"
+        )
     config = getattr(optimizer, "config", None)
     for setting in _OPTIMIZER_SETTINGS:
         if problem := setting.problem("OptimizerConfig", config):
@@ -262,8 +269,6 @@ def _refused(model: Any) -> Iterator[str]:
     for name, parameter in model.named_parameters():
         if getattr(parameter, "average_gradients_across_tp_domain", False):
             yield f"model: nothing here averages the gradients of {name} over tensor-parallel ranks, as it asks for"
-    if _batch_grows():
-        yield "rampup_batch_size: must be None; every step has the micro-batches that the specification says"
 
 
 def _batch_grows() -> bool:

@@ -142,7 +142,10 @@ class Pretraining:
         """Whether the section behind the present step comes again."""
         self._saved_in: object = None
         """The generation of that."""
-        self._reports = Reports(self._plan.micro_batches)
+        self._saved = 0
+        """The iteration of the newest checkpoint that this process has saved."""
+        self._reports = Reports()
+        self._batches = settings.batch_sizes(self._args)
         self._tested = 0
         self._replace()
         named = self._args.load or self._args.pretrained_checkpoint
@@ -154,6 +157,7 @@ class Pretraining:
             state=self._state(),
             interleave=self._args.virtual_pipeline_model_parallel_size or 1,
             origin=self._loading,
+            micro_batches_of=lambda number: self._batch(number - 1) // self._plan.micro_batch,
             directory=os.environ.get(DIRECTORY, "unicron-run"),
             tensor=self._plan.tensor,
             pipeline=self._plan.pipeline,
@@ -220,13 +224,14 @@ class Pretraining:
     def _saving(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return Megatron-LM's ``save_checkpoint`` for a folder in which an attempt may have been broken off.
 
-        A section that comes again may have saved already. That checkpoint stays as it is: put aside, the tracker would
-        name a checkpoint that is not there until the next one is written.
+        A section that comes again may have saved already, and Megatron-LM saves once more where a batch is ramped up.
+        That checkpoint stays as it is: put aside, the tracker would name a checkpoint that is not there until the next
+        one is written.
         """
 
         @functools.wraps(function)
         def save_checkpoint(iteration: int, *args: Any, **kwargs: Any) -> Any:
-            if self._repeated and self._is_saved(iteration):
+            if self._is_saved(iteration) if self._repeated else self._saved == iteration:
                 return None
             if self._saved_in != self._run.generation:
                 self._context.clear()
@@ -235,7 +240,9 @@ class Pretraining:
                 tracker.put_aside(Path(self._folder_of(iteration)))
             if dist.is_initialized():
                 dist.barrier()
-            return function(iteration, *args, **kwargs)
+            result = function(iteration, *args, **kwargs)
+            self._saved = iteration
+            return result
 
         return save_checkpoint
 
@@ -347,8 +354,9 @@ class Pretraining:
         begun = self._begun
         args.consumed_train_samples = self._consumed(args.iteration)
         args.consumed_valid_samples = self._evaluated(args.iteration)
-        operations = training.num_floating_point_operations(args, self._plan.global_batch)
-        args.num_floating_point_operations_so_far = begun.operations + (args.iteration - begun.iteration) * operations
+        operations = training.num_floating_point_operations(args, args.consumed_train_samples - begun.train_samples)
+        args.num_floating_point_operations_so_far = begun.operations + operations
+        training.update_num_microbatches(args.consumed_train_samples, consistency_check=False)
         self._tested = 0
         if self._globals.get_tensorboard_writer() is None:
             self._write_tensorboard(args)
@@ -432,7 +440,11 @@ class Pretraining:
 
     def _consumed(self, iteration: int) -> int:
         """Return how many samples the steps up to an iteration have consumed."""
-        return self._begun.train_samples + (iteration - self._begun.iteration) * self._plan.global_batch
+        return self._batches.consumed(self._begun.train_samples, iteration - self._begun.iteration)
+
+    def _batch(self, iteration: int) -> int:
+        """Return the samples of the step behind an iteration."""
+        return self._batches.batch(self._consumed(iteration))
 
     def _evaluated(self, iteration: int) -> int:
         """Return how many validation samples the evaluations up to an iteration have consumed."""
@@ -457,15 +469,21 @@ class Pretraining:
 
     def _state(self) -> dict[str, Any]:
         """Return what belongs to the task's state beside model and optimizer, as ``attach`` takes it."""
+        args, training = self._args, self._training
 
         def scheduler(model: Any, optimizer: Any) -> _Scheduler:
-            return _Scheduler(self._training.get_optimizer_param_scheduler(optimizer))
+            if args.train_samples:
+                # Megatron-LM sets it here, and another time would take the training for one that iterations measure.
+                args.train_iters = None
+            made = _Scheduler(training.get_optimizer_param_scheduler(optimizer))
+            training.update_num_microbatches(args.consumed_train_samples, consistency_check=False)
+            return made
 
         def replicas(model: Any, optimizer: Any) -> FrozenReplicas:
-            return FrozenReplicas(most_replicas(self._plan.micro_batches, data_group().size()))
+            return FrozenReplicas(most_replicas(self._batches.divisor // self._plan.micro_batch, data_group().size()))
 
         state = {"scheduler": scheduler, "begun": lambda model, optimizer: Begun()}
-        return state | ({"replicas": replicas} if self._args.dataloader_type == "cyclic" else {})
+        return state | ({"replicas": replicas} if args.dataloader_type == "cyclic" else {})
 
     def _iterators(self, dataset: Any, chunks: list[Any], *, is_test: bool = False) -> Any:
         order = None
@@ -505,8 +523,8 @@ class Pretraining:
                 step.reduce()
                 is_updated, norm, zeros = self._run.optimizer.step()
                 if is_updated:
-                    self._run.state["scheduler"].made.step(increment=self._plan.global_batch)
-                report = self._reports.of_step(step)
+                    self._run.state["scheduler"].made.step(increment=self._batch(iteration))
+                report = self._reports.of_step(step, self._batch(iteration) // self._plan.micro_batch)
             if step.completed:
                 break
         self._repeated = step.repeated

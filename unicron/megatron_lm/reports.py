@@ -17,9 +17,8 @@ DEFAULT = ("lm loss",)
 class Reports:
     """Of one rank, micro-batch by micro-batch of a step."""
 
-    def __init__(self, micro_batches: int) -> None:
-        """Begin. ``micro_batches``: in one update, over all replicas."""
-        self._micro_batches = micro_batches
+    def __init__(self) -> None:
+        """Begin."""
         self._names: tuple[str, ...] = DEFAULT
         self._step = 0
         self._of: dict[int, dict[str, torch.Tensor]] = {}
@@ -32,8 +31,8 @@ class Reports:
         first = next(iter(report.values()))
         return (first[0], first[1]) if first.numel() == 2 else first
 
-    def of_step(self, step: Step) -> dict[str, torch.Tensor]:
-        """Return what ``train()`` is to log of a step, on the last pipeline stage; all ranks call it.
+    def of_step(self, step: Step, micro_batches: int) -> dict[str, torch.Tensor]:
+        """Return what ``train()`` is to log of a step of some micro-batches, on the last stage; all ranks call it.
 
         As Megatron-LM does: sums and tokens are added up on each rank, and then over the replicas. Where not every
         micro-batch was computed once by a rank that is still here, the step's mean loss takes the place of all.
@@ -58,6 +57,6 @@ class Reports:
             total = torch.cat([summed, summed.new_full((1,), len(values))])
             if dist.get_world_size(data_group()) > 1:
                 dist.all_reduce(total, group=data_group())
-            complete = int(total[2]) == self._micro_batches
+            complete = int(total[2]) == micro_batches
             found[name] = total[0] / total[1] if complete else torch.tensor(step.loss, device=total.device)
         return found

@@ -10,8 +10,9 @@ later: then micro-batch k is still that of rank k mod R, whichever process compu
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,53 @@ def sample_ids(consumed: int, micro_batch: int, size: int) -> list[int]:
     """
     first = consumed + micro_batch * size
     return list(range(first, first + size))
+
+
+class BatchSizes:
+    """The samples of each step's batch: all the same, or those of ``--rampup-batch-size``, as stock computes them."""
+
+    def __init__(self, full: int, rampup: Sequence[int | str] | None = None) -> None:
+        """Prepare to count.
+
+        Args:
+            full: samples of a batch without or behind the ramp-up.
+            rampup: the first batch, what it grows by each time, and the samples during which it grows.
+        """
+        self._full = full
+        self._first, self.increment, self._during = map(int, rampup) if rampup else (full, 0, -1)
+        if self._first == full or not self._during:
+            self._during = -1
+        self._sums: list[int] = []
+
+    @property
+    def divisor(self) -> int:
+        """What divides every batch."""
+        return math.gcd(self._full, self._first, self.increment)
+
+    def batch(self, consumed: int) -> int:
+        """Return the samples of the batch behind so many."""
+        if consumed > self._during:
+            return self._full
+        each = self._during / ((self._full - self._first) // self.increment)
+        return self._first + int(consumed / each) * self.increment
+
+    def consumed(self, before: int, steps: int) -> int:
+        """Return the samples consumed after some steps, behind those consumed before the first of them."""
+        if self._sums[:1] != [before]:
+            self._sums = [before]
+        while len(self._sums) <= steps and self._sums[-1] <= self._during:
+            self._sums.append(self._sums[-1] + self.batch(self._sums[-1]))
+        known = min(steps, len(self._sums) - 1)
+        return self._sums[known] + (steps - known) * self._full
+
+    def steps(self, samples: int) -> int:
+        """Return the steps of a training of so many samples; what is less than a batch at its end is left."""
+        if self._during < 0:
+            return samples // self._full
+        steps = consumed = 0
+        while consumed <= min(self._during, samples):
+            steps, consumed = steps + 1, consumed + self.batch(consumed)
+        return steps + max(0, samples - consumed) // self._full
 
 
 def most_replicas(micro_batches: int, replicas: int) -> int:

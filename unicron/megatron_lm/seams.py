@@ -171,6 +171,13 @@ SEAMS = (
     ),
     Seam("get_optimizer_param_scheduler", TRAINING, "called", ("optimizer",), "a scheduler for each optimizer"),
     Seam("num_floating_point_operations", TRAINING, "called", ("args", "batch_size"), "of the steps that are done"),
+    Seam(
+        "update_num_microbatches",
+        TRAINING,
+        "called",
+        ("consumed_samples", "consistency_check"),
+        "a batch that is ramped up, when train() is entered",
+    ),
     Seam("get_model_config", TRAINING, "called", ("model",), "the model's configuration, which train() changes"),
     Seam("preprocess_common_state_dict", TRAINING, "read", (), "for the last save"),
     Seam(

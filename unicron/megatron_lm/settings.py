@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from unicron.errors import InvalidSpec
+from unicron.megatron_lm.samples import BatchSizes
 
 _NEXT_TO_HEALING = "set --save and let the task restart whole, without this adapter"
 
@@ -26,7 +27,6 @@ class Refused(NamedTuple):
 _FACTOR = "its numbers have a factor that is no part of the state"
 
 REFUSED = (
-    Refused("rampup_batch_size", (None,), "every step has the same micro-batches", "leave --rampup-batch-size out"),
     Refused(
         "dataloader_type", (None, "single", "cyclic"), "samples are then dealt by position", "use single or cyclic"
     ),
@@ -116,7 +116,7 @@ class Plan(NamedTuple):
 
     steps: int
     micro_batches: int
-    """In one update, over all replicas."""
+    """In the largest update, over all replicas."""
     micro_batch: int
     """Samples."""
     global_batch: int
@@ -144,6 +144,8 @@ def check(args: Any) -> None:
         )
     if args.global_batch_size % args.micro_batch_size:
         raise InvalidSpec("--global-batch-size: must be a multiple of --micro-batch-size")
+    if batch_sizes(args).divisor % args.micro_batch_size:
+        raise InvalidSpec("--rampup-batch-size: every batch must be a multiple of --micro-batch-size")
     if args.load and args.load == args.save and (args.finetune or args.no_load_optim):
         raise InvalidSpec(
             f"--{'finetune' if args.finetune else 'no-load-optim'}: --load is --save, so a task would read its own "
@@ -170,6 +172,11 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def batch_sizes(args: Any) -> BatchSizes:
+    """Return the samples of each step's batch."""
+    return BatchSizes(args.global_batch_size, args.rampup_batch_size)
+
+
 def plan(args: Any) -> Plan:
     """Return what the library is told.
 
@@ -177,7 +184,7 @@ def plan(args: Any) -> Plan:
         InvalidSpec: there is no number of steps.
     """
     samples = args.train_samples
-    steps = args.train_iters or (samples // args.global_batch_size if samples else 0)
+    steps = args.train_iters or (batch_sizes(args).steps(samples) if samples else 0)
     if not steps:
         raise InvalidSpec("--train-iters or --train-samples: one is needed")
     return Plan(

@@ -61,6 +61,7 @@ class RankState:
         """
         self.model = model
         self.optimizer = optimizer
+        self._micro_batches = micro_batches
         self.scaler = GradScaler(optimizer)
         """The loss scale."""
         self.tensors = StateTensors(model, optimizer, self.scaler)
@@ -141,12 +142,15 @@ class RankState:
         self.accumulator.clear()
         self.finite.forget()
 
-    def begin(self, step: int, assigned: list[int], generation: int) -> None:
-        """Begin a step."""
+    def begin(self, step: int, assigned: list[int], generation: int, micro_batches: int = 0) -> None:
+        """Begin a step; ``micro_batches``: of it, over all replicas; 0: as many as the training says."""
         self.discard()
-        self.partial = PartialStep.begin(step, assigned, generation, self._chunks)
+        count = self.loss_scale.micro_batches = micro_batches or self._micro_batches
+        self.partial = PartialStep.begin(step, assigned, generation, self._chunks, count)
 
-    def resume(self, step: int, kept: KeptGradients, rank: int, assigned: tuple[int, ...]) -> None:
+    def resume(
+        self, step: int, kept: KeptGradients, rank: int, assigned: tuple[int, ...], micro_batches: int = 0
+    ) -> None:
         """Go on with an interrupted step: keep what counts of this rank's gradients, and drop the rest.
 
         The reduced buckets that the rank lacks come next, by ``share_reduced``.
@@ -156,19 +160,21 @@ class RankState:
             kept: what the ranks of this model shard keep of it.
             rank: this rank.
             assigned: the micro-batches that this rank's replica computes.
+            micro_batches: of the step, over all replicas; 0: as many as the training says.
         """
-        before, reduced, micro_batches = self.partial, kept.reduced_by_rank[rank], kept.kept_by_rank[rank]
+        before, reduced, own = self.partial, kept.reduced_by_rank[rank], kept.kept_by_rank[rank]
         if before is None or before.step != step or before.reduced > reduced:
             # Reduced buckets that do not count have replaced this rank's own sums.
             account = before.account if before is not None and before.step == step else None
-            self.begin(step, [], kept.generation)
+            self.begin(step, [], kept.generation, micro_batches)
             self.step_in_progress.account = account
-        elif tuple(before.done) != micro_batches:
+        elif tuple(before.done) != own:
             # A rank keeps what it has in all of its model chunks, or nothing.
             self.accumulator.clear_from(reduced)
             before.forget_done()
             self.finite.forget()
         partial = self.step_in_progress
+        self.loss_scale.micro_batches = partial.micro_batches or self._micro_batches
         self.clear_gradients()
         partial.generation = kept.generation
         partial.assigned, partial.counted = list(assigned), kept.counted

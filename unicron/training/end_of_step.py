@@ -89,7 +89,7 @@ class EndOfStep:
         """Prepare the first agreement of a generation.
 
         Args:
-            micro_batches: in one step, over all replicas.
+            micro_batches: in one step, over all replicas, where the step does not say it.
             member: this rank's place.
             total: returns the sum of a tensor over all ranks, on the CPU.
         """
@@ -120,7 +120,7 @@ class EndOfStep:
         levels = [request, *statuses]
         columns, first = self._counts.columns, LEVELS * len(levels)
         width = columns if accounted else columns + self._entry_width
-        numbers = _zeros(first + self._micro_batches * width)
+        numbers = _zeros(first + self._rows(partial) * width)
         for i, level in enumerate(levels):
             numbers[LEVELS * i + level] = 1.0
         self._counts.write(partial.done, numbers, first, width)
@@ -136,6 +136,9 @@ class EndOfStep:
                 self._counts.check(rows, self._member.shard, chunk, partial.step)
         worst = _worst(summed[:first])
         return Agreement(worst[0], worst[1:])
+
+    def _rows(self, partial: PartialStep) -> int:
+        return partial.micro_batches or self._micro_batches
 
     def _sum(self, numbers: array[float]) -> list[float]:
         """Return the sum over all ranks; the array may be overwritten."""
@@ -171,7 +174,7 @@ class EndOfStep:
         if most > self._samples:
             self._samples = most
             width = self._entry_width
-            numbers = _zeros(self._micro_batches * width)
+            numbers = _zeros(self._rows(partial) * width)
             self._write_entries(partial, numbers, 0, width)
             summed = self._sum(numbers)
             entries = [summed[i : i + width] for i in range(0, len(summed), width)]
@@ -179,7 +182,7 @@ class EndOfStep:
         if tokens:
             loss = math.fsum(loss * number for loss, number, *_ in entries) / tokens
         else:
-            loss = math.fsum(loss for loss, *_ in entries) / self._micro_batches
+            loss = math.fsum(loss for loss, *_ in entries) / len(entries)
         return StepAccount(loss, [int(i) for _, _, number, *ids in entries for i in ids[: int(number)]], tokens)
 
 

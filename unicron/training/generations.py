@@ -57,6 +57,7 @@ class Training:
         state: Mapping[str, Any] | None = None,
         interleave: int = 1,
         origin: Origin | None = None,
+        micro_batches_of: Callable[[int], int] | None = None,
         runs_script: bool = False,
     ) -> None:
         """Prepare the training.
@@ -64,7 +65,7 @@ class Training:
         Args:
             link: to the agent.
             steps: updates to apply.
-            micro_batches: M, in one update; the training loop scales gradients by 1/M.
+            micro_batches: M, in one update, or in the largest; the training loop scales gradients by 1/M.
             build: makes model and optimizer.
             initialise: sets the model's first parameters, the same on every rank; without it rank 0's are used.
             checkpoint_every: steps between checkpoints; 0: only when stopped.
@@ -76,13 +77,14 @@ class Training:
             state: the user's state, as ``unicron.attach`` takes it.
             interleave: model chunks of each rank, where there are several pipeline stages.
             origin: what the task begins from in place of first parameters.
+            micro_batches_of: M of a step, by its number; None: always the same.
             runs_script: whether a user's script may go on behind the last step, with an agent.
         """
         self.runs_script = runs_script and link.supervised
         self.link = link
         self.user = UserState(state)
         self.total_steps = steps
-        self.micro_batches = micro_batches
+        self.micro_batches, self._micro_batches_of = micro_batches, micro_batches_of
         self.request = NOTHING
         self.end_of_step: EndOfStep
         self.checkpoint_every = checkpoint_every
@@ -108,6 +110,7 @@ class Training:
             user=self.user,
             interleave=interleave,
             origin=origin,
+            batch_grows=micro_batches_of is not None,
         )
         self._joined = JoinResult(source="")
         self.last_loss: float | None = None
@@ -337,8 +340,21 @@ class Training:
         self.rank_state.check_before_step()
         self._checks.note()
         if not resumes or self._joined.resumption is None:
-            self.rank_state.begin(number, own_share(self.micro_batches, self._joined.shares), self.configure.generation)
+            count = self._micro_batches_in(number)
+            share = own_share(count, self._joined.shares)
+            self.rank_state.begin(number, share, self.configure.generation, count)
         return Step(self, number, self.rank_state.step_in_progress.assigned)
+
+    def _micro_batches_in(self, number: int) -> int:
+        """Return how many micro-batches a step has.
+
+        Raises:
+            WrongLoop: more than the training may have, or none.
+        """
+        count = self._micro_batches_of(number) if self._micro_batches_of is not None else self.micro_batches
+        if not 1 <= count <= self.micro_batches:
+            raise WrongLoop(f"micro_batches_of: step {number} has {count}, and attach says up to {self.micro_batches}")
+        return count
 
     def _report_resumed(self, step: Step | None) -> None:
         """Report the first step of a generation to the agent, with the durations of the phases that led to it."""
