@@ -230,7 +230,9 @@ class Pretraining:
         """
 
         @functools.wraps(function)
-        def save_checkpoint(iteration: int, *args: Any, **kwargs: Any) -> Any:
+        def save_checkpoint(
+            iteration: int, model: Any, optimizer: Any, opt_param_scheduler: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             if self._is_saved(iteration) if self._repeated else self._saved == iteration:
                 return None
             if self._saved_in != self._run.generation:
@@ -240,7 +242,9 @@ class Pretraining:
                 tracker.put_aside(Path(self._folder_of(iteration)))
             if dist.is_initialized():
                 dist.barrier()
-            result = function(iteration, *args, **kwargs)
+            # What train() has is not the task's where that was put back, or came from another rank.
+            scheduler = self._run.state["scheduler"].made
+            result = function(iteration, model, optimizer, scheduler, *args, **kwargs)
             self._saved = iteration
             return result
 
