@@ -17,7 +17,7 @@ from shared.events.union import ErrorDetected, NodeJoined
 from shared.log.journal import Journal
 from shared.messages.signals import HEARTBEATS, Heartbeat
 from shared.settings.model import Settings
-from tests.agent.kit import WAIT_S
+from tests.condition import until
 from tests.detector.conftest import watching
 from tests.nats_server import OpenServer
 
@@ -94,9 +94,7 @@ async def test_a_detector_that_is_behind_loses_no_living_node_and_finds_a_lost_o
             # Each node's turn comes after 2.4 s, which is more than its time-out: ten times what can be read.
             slow["s"] = 2.4 / NODES
             before = slow["heartbeats"]
-            async with asyncio.timeout(WAIT_S):
-                while slow["heartbeats"] < before + 3 * NODES:  # noqa: ASYNC110 - counted by what decides
-                    await asyncio.sleep(0.05)
+            await until(lambda: slow["heartbeats"] >= before + 3 * NODES, seen=lambda: slow)
             fleet.silent.add("n7")
             slow["s"] = 0.0
             events = await watch.until(lambda events: any(isinstance(event, ErrorDetected) for event in events))
