@@ -4,101 +4,76 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from cli.options import Format, Output, Server
-from cli.output import print_json, print_table, printable
-
-if TYPE_CHECKING:
-    from cli.client import Client
+from cli.output import clock, print_json, print_table, printable
 
 PATH = "/v1/status"
 
-_LATELY = timedelta(days=1)
-"""How long a failed task is named, unless somebody resumes or deletes it before."""
-
-_NAMED = 4
-"""Most incidents that are named, those that are stuck first: all is to be seen in ten lines."""
-
-_LOOKED_AT = 100
-"""Failed tasks that are looked at, the last submitted: where more have failed within a day, it is one cause."""
+_NAMED = 3
+"""Most causes that are named, the gravest first: all is to be seen in ten lines."""
 
 _GOING_ON = ("pending", "queued", "running", "transitioning", "degraded", "stopping")
 
 
 def status(server: Server = None, output: Output = Format.TEXT) -> None:
-    """Show at a glance whether anything needs somebody: control plane, nodes, tasks and open incidents.
+    """Show in ten lines what is wrong, what it loses each hour and what to do; control plane, nodes and tasks.
 
-    With -o wide also each part of the control plane; LAG: events of the log that the part has not handled. Exit status:
-    0 if nothing needs somebody, 1 if a part does not work, an incident is stuck, or a task has failed within a day or
-    waits for its operator.
+    With -o wide all causes, and each part of the control plane; LAG: events of the log that the part has not handled.
+    Exit status: 0 if nothing needs somebody, 1 if a part does not work, an incident is stuck, a node is isolated, or a
+    task has failed within a day or waits for its operator.
     """
     from cli.client import Client
 
     with Client(server) as client:
-        found = client.get(PATH)
-        seen = _look(client)
-    needs = needs_somebody(seen)
+        found = client.get("/v1/troubles")
+        tasks = client.pages("/v1/tasks", {"state": list(_GOING_ON)})["items"]
+    needed = any(needs_somebody(one) for one in found["items"])
+    states = dict(Counter(task["state"] for task in tasks))
+    wide = output is Format.WIDE
     if output is Format.JSON:
-        print_json({**found, **seen, "needs_somebody": needs or not found["ready"]})
+        print_json({**found, "tasks": states, "needs_somebody": needed})
     else:
-        for line in _lines(found, seen):
+        for line in _lines(found, states, None if wide else _NAMED):
             print(printable(line))
-    if output is Format.WIDE:
+    if wide:
         rows = [
             (check["name"], "works" if check["ok"] else "does not work", check["lag"], check["detail"])
-            for check in found["checks"]
+            for check in found["status"]["checks"]
         ]
         print()
         print_table(("PART", "STATE", "LAG", "DETAIL"), rows, wide=True)
-    if needs or not found["ready"]:
+    if needed:
         raise typer.Exit(1)
 
 
-def _look(client: Client) -> dict[str, Any]:
-    """Return open incidents, tasks by state, those that failed of late, and those that wait for their operator."""
-    since = (datetime.now(UTC) - _LATELY).isoformat()
-    tasks = client.pages("/v1/tasks", {"state": list(_GOING_ON)})["items"]
-    failed = client.pages("/v1/tasks", {"state": "failed", "order": "newest"}, most=_LOOKED_AT)["items"]
-    return {
-        "open_incidents": client.pages("/v1/incidents", {"state": "open"})["items"],
-        "tasks": dict(Counter(task["state"] for task in tasks)),
-        "failed_tasks": [task["name"] for task in failed if (task["ended_at"] or "") >= since],
-        "waiting_tasks": [task["name"] for task in tasks if task["wait"] is not None and task["wait"]["until"] is None],
-    }
+def needs_somebody(cause: dict[str, Any]) -> bool:
+    """Return whether somebody has to do something about a cause; an incident that takes as long as usual is healed."""
+    return bool(cause["grave"]) and cause["state"] != "open"
 
 
-def needs_somebody(seen: dict[str, Any]) -> bool:
-    """Return whether an incident is stuck, or a task has failed of late or waits. ``seen``: of ``_look``."""
-    stuck = any(one["stuck_s"] is not None for one in seen["open_incidents"])
-    return stuck or bool(seen["failed_tasks"] or seen["waiting_tasks"])
-
-
-def _lines(found: dict[str, Any], seen: dict[str, Any]) -> Iterator[str]:
-    yield summary(found)
-    yield from (f"nodes: {check['detail']}" for check in found["checks"] if check["name"] == "nodes")
-    states = ", ".join(f"{number} {state}" for state, number in seen["tasks"].items())
-    yield f"tasks: {states or 'none goes on'}"
-    if seen["failed_tasks"]:
-        yield f"failed within a day: {', '.join(seen['failed_tasks'])} (unicron show TASK says why)"
-    if seen["waiting_tasks"]:
-        yield f"waiting for somebody: {', '.join(seen['waiting_tasks'])} (unicron show TASK says for what)"
-    yield from _incident_lines(seen["open_incidents"])
-
-
-def _incident_lines(open_: list[dict[str, Any]]) -> Iterator[str]:
-    from cli.incidents.incident_show import kind_of, state_of
-
-    stuck = sum(one["stuck_s"] is not None for one in open_)
-    yield f"open incidents: {len(open_) or 'none'}{f', {stuck} stuck' if stuck else ''}"
-    for one in sorted(open_, key=lambda one: -(one["stuck_s"] or 0.0))[:_NAMED]:
-        where = one["worker"] or one["node"] or one["task"] or "the cluster"
-        yield f"  {one['id']}  {kind_of(one)} of {where} ({', '.join(one['tasks'])}): {state_of(one)}"
-    if len(open_) > _NAMED:
-        yield "  more of them: unicron incidents --state open"
+def _lines(found: dict[str, Any], states: dict[str, int], most: int | None) -> Iterator[str]:
+    checks = found["status"]["checks"]
+    yield summary(found["status"])
+    yield from (f"nodes: {check['detail']}" for check in checks if check["name"] == "nodes")
+    yield f"tasks: {', '.join(f'{number} {state}' for state, number in states.items()) or 'none goes on'}"
+    # The control plane has the first line.
+    causes = [one for one in found["items"] if one["kind"] != "control-plane"]
+    if not causes:
+        yield "no other trouble" if found["items"] else "no trouble"
+    for one in causes[:most]:
+        since = f" since {clock(one['since'])} UTC" if one["since"] else ""
+        late = "" if one["late_s"] is None else f", {one['late_s']:.0f} s longer than usual"
+        loses = one["money_per_hour"] or 0.0
+        yield f"{one['what']} ({one['state']}{since}{late}; {loses:.4g} {found['currency']}/h)"
+        if one["todo"]:
+            yield f"  to do: {one['todo'][0]}"
+    more = found["more"] + len(causes[len(causes) if most is None else most :])
+    if more:
+        yield f"and {more} more: -o wide"
 
 
 def summary(found: dict[str, Any]) -> str:

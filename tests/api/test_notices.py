@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from services.api import main
 from services.api.main import database_url
-from services.api.notices import notices, sending, troubles
+from services.api.notices import notices, occasions, sending
 from services.api.notices.queues import Queues, Sent
 from services.api.notices.receivers import read_receivers
 from services.api.notices.sending import NotDelivered, public_address
@@ -354,7 +354,7 @@ async def test_receivers_have_queues_and_shapes_of_their_own(
             await api.append(TaskFailed, task="gpt", generation=3, step=3, reason="<loss> is & nan", incident="i1")
             await until(lambda: len(chat.requests) == len(pager.requests) == 1)
             await api.append(TaskSubmitted, task="gpt", spec=spec(), resumes=True)
-            await until(lambda: len(chat.requests) == len(pager.requests) == 2)
+            await until(lambda: len(chat.requests) == len(pager.requests) == 2 and receiver.requests)
             status = (await api.http.get("/v1/status")).text
     assert receiver.taken() == [("incident.opened", "i1")]
     failed, over = (json.loads(body)["text"] for _, body in chat.requests)
@@ -375,8 +375,8 @@ async def test_what_holds_is_told_until_it_is_over(
     hooked: Settings, bus: Bus, journal: Journal, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An isolated node, an incident that is stuck, and a control plane without its services: none is an event."""
-    monkeypatch.setattr(troubles, "DEGRADED_S", 0.0)
-    monkeypatch.setattr(troubles, "NEVER_HEALED_S", 0.0)
+    monkeypatch.setattr(occasions, "DEGRADED_S", 0.0)
+    monkeypatch.setattr(occasions, "NEVER_HEALED_S", 0.0)
     about = ["node-isolated", "incident-stuck", "control-plane"]
     hooked = telling(hooked, tmp_path, {"archive": generic(tmp_path, receiver.port, about=about)})
     async with serving(hooked, bus, journal) as api:

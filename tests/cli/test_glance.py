@@ -18,7 +18,7 @@ from tests.cli.conftest import call_unicron
 
 
 async def fault(api: Server, incident: str, task: str | None = None) -> None:
-    await api.append(
+    recorded = await api.append(
         ErrorDetected,
         incident=incident,
         kind=ErrorKind.EXCEPTION,
@@ -27,35 +27,35 @@ async def fault(api: Server, incident: str, task: str | None = None) -> None:
         detected_at=utc_now(),
         task=task,
     )
+    await api.projected(recorded.position)
 
 
-async def test_the_status_of_a_cluster_fits_ten_lines_and_says_whatneeds_somebody(healed: Server) -> None:
+async def test_the_status_of_a_cluster_fits_ten_lines_and_says_what_needs_somebody(healed: Server) -> None:
     """Nothing answers for detector, planner and transition here; whether tasks need somebody is said apart from it."""
-    before = json.loads((await call_unicron("status", "-o", "json", server=healed.url)).out)
-    seen = {name: before[name] for name in ("open_incidents", "tasks", "failed_tasks", "waiting_tasks")}
-    assert seen == {"open_incidents": [], "tasks": {"running": 1}, "failed_tasks": [], "waiting_tasks": []}
-    assert not status.needs_somebody(seen)
-    assert before["needs_somebody"]
+    before = await call_unicron("status", server=healed.url)
+    assert before.code == 1
+    assert before.out.startswith("control plane: does not work: detector")
+    assert before.out.splitlines()[1:] == ["nodes: 2 ready", "tasks: 1 running", "no other trouble"]
     for number in range(9):
         await fault(healed, f"open-{number}", "gpt")
-    await healed.append(TaskFailed, task="gpt", generation=3, step=3, reason="it is wrong", incident="open-0")
+    ended = {"task": "gpt", "generation": 3, "step": 3, "incident": "open-0"}
+    recorded = await healed.append(TaskFailed, reason="it is wrong", **ended)
+    await healed.projected(recorded.position)
     shown = await call_unicron("status", server=healed.url)
     lines = shown.out.splitlines()
     assert shown.code == 1
     assert len(lines) <= 10
-    assert lines[0].startswith("control plane: does not work: detector")
-    assert lines[1:4] == [
-        "nodes: 2 ready",
-        "tasks: none goes on",
-        "failed within a day: gpt (unicron show TASK says why)",
-    ]
-    assert lines[4].startswith("open incidents: ")
-    assert lines[-1] == "  more of them: unicron incidents --state open"
-    after = json.loads((await call_unicron("status", "-o", "json", server=healed.url)).out)
-    assert status.needs_somebody({**seen, "failed_tasks": after["failed_tasks"]})
-    stuck = {**after["open_incidents"][0], "stuck_s": 40.0, "usual_s": 1.0}
-    assert status.needs_somebody({**seen, "open_incidents": [stuck]})
-    assert status.needs_somebody({**seen, "waiting_tasks": ["gpt"]})
+    assert lines[1:3] == ["nodes: 2 ready", "tasks: none goes on"]
+    (failed,) = [place for place, line in enumerate(lines) if line.startswith("gpt failed: it is wrong (failed since")]
+    assert "unicron resume gpt" in lines[failed + 1]
+    as_json = json.loads((await call_unicron("status", "-o", "json", server=healed.url)).out)
+    assert {one["kind"]: status.needs_somebody(one) for one in as_json["items"]} == {
+        "control-plane": True,
+        "incident": False,
+        "task-failed": True,
+    }
+    stuck = {**next(one for one in as_json["items"] if one["kind"] == "incident"), "state": "stuck"}
+    assert status.needs_somebody(stuck)
 
 
 async def test_the_newest_incidents_come_first_and_fit_a_terminal(

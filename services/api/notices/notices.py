@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 
 from services.api.gateway import Gateway
 from services.api.notices.notice import Notice, Subject
+from services.api.notices.occasions import TYPES, Looker
 from services.api.notices.queues import Queues, Sent, Turn
 from services.api.notices.receivers import Receiver, read_receivers
 from services.api.notices.sending import NoticeMetrics, Sender
-from services.api.notices.troubles import TYPES, Looker
 from shared.bus.cancellation import cancelled
 from shared.errors import Unavailable
 from shared.service.log_lines import concerning
@@ -68,10 +68,11 @@ class Notices:
         """Send what is due, until cancelled; return at once where there are no receivers."""
         if not self._each:
             return
+        begins = api.feed.position
         try:
             async with asyncio.TaskGroup() as group:
                 for queue in self._each:
-                    group.create_task(queue.keep_sending(api))
+                    group.create_task(queue.keep_sending(api, begins))
         finally:
             await asyncio.to_thread(self._queues.close)
 
@@ -85,12 +86,15 @@ class _ReceiverQueue:
         self._sent = Sent(position=0)
         """While it is this process's turn."""
 
-    async def keep_sending(self, api: Gateway) -> None:
-        """Send what is due while it is this process's turn, until cancelled."""
+    async def keep_sending(self, api: Gateway, begins: int) -> None:
+        """Send what is due while it is this process's turn, until cancelled.
+
+        ``begins``: position of the log from which on a new receiver is told of what events begin.
+        """
         trouble = ""
         while True:
             try:
-                sent = await self._take_turn(api)
+                sent = await self._take_turn(api, begins)
                 trouble = ""
                 await self._send_while_ours(api, sent)
             except Exception as err:  # what goes wrong here must not end the api
@@ -99,13 +103,13 @@ class _ReceiverQueue:
                 trouble = str(err)
             await asyncio.sleep(_PAUSE_S)
 
-    async def _take_turn(self, api: Gateway) -> Sent:
-        """Wait until this process sends; return what was sent before. A new receiver gets what comes from now on."""
+    async def _take_turn(self, api: Gateway, begins: int) -> Sent:
+        """Wait until this process sends; return what was sent before."""
         name, seen, seen_s = self._receiver.name, None, 0.0
         while True:
             turn = await asyncio.to_thread(self._queues.turn, name)
             if turn is None:
-                sent = Sent(position=api.feed.position)
+                sent = Sent(position=begins)
                 if await asyncio.to_thread(self._queues.begin, name, self._id, sent):
                     return sent
             elif turn != seen:
