@@ -29,7 +29,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "top": ("cli.glance.top", "Watch the cluster: workers, WAF, tasks, open incidents and the last plans; q ends."),
     "status": (
         "cli.glance.status",
-        "Show how each part of the control plane is, how far behind the log it is, and the open incidents.",
+        "Show in ten lines what is wrong, what it loses each hour and what to do; control plane, nodes and tasks.",
     ),
     "ps": ("cli.glance.ps", "List tasks."),
     "show": ("cli.tasks.show", "Show a task."),

@@ -56,26 +56,26 @@ async def test_the_return_of_storage_is_told_once(
     blocked: Callable[[Path], AbstractContextManager[Callable[[], object]]], tmp_path: Path
 ) -> None:
     place = tmp_path / "storage"
-    told: list[Process] = []
+    reported: list[Process] = []
     returns = StorageReturns(look_s=0.01)
     folders = [str(tmp_path), str(place / "generation-1" / "result")]
     with blocked(place) as mend:
-        looking = asyncio.create_task(returns.wait(PROCESS, folders, told.append))
+        looking = asyncio.create_task(returns.wait(PROCESS, folders, reported.append))
         async with asyncio.timeout(30.0):
             while PROCESS.id not in returns.refused:  # noqa: ASYNC110 - there is no event for a look
                 await asyncio.sleep(0.005)
-            assert told == []
+            assert reported == []
             mend()
             await looking
-        assert told == [PROCESS]
+        assert reported == [PROCESS]
         assert [path for path in place.rglob("*") if path.is_file()] == [], "the small files are gone"
-    await returns.wait(PROCESS, folders, told.append)
-    assert told == [PROCESS]
+    await returns.wait(PROCESS, folders, reported.append)
+    assert reported == [PROCESS]
 
 
 async def test_storage_that_takes_a_file_from_the_beginning_tells_nothing(tmp_path: Path) -> None:
-    told: list[Process] = []
+    reported: list[Process] = []
     returns = StorageReturns(look_s=0.01)
-    await returns.wait(PROCESS, [str(tmp_path / "result")], told.append)
-    assert told == []
+    await returns.wait(PROCESS, [str(tmp_path / "result")], reported.append)
+    assert reported == []
     assert os.listdir(tmp_path) == []

@@ -413,9 +413,7 @@ async def test_of_two_apis_one_sends_and_the_other_takes_over(
         # As one that was killed leaves it: a sender that beats no more.
         queues = Queues(database_url(hooked, "notices"))
         assert first is not None
-        turn = queues.turn("archive")
-        assert turn is not None
-        assert queues.take("archive", "killed", turn)
+        assert await until(lambda: (turn := queues.turn("archive")) and queues.take("archive", "killed", turn))
         await fault(other, "i5")
         await until(lambda: len(receiver.requests) == 6)
         queues.close()

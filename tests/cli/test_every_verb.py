@@ -52,7 +52,8 @@ HEAVY = {
 LOCAL = {
     "doctor": ("doctor",),
     "run-check": (
-        "run", "--check", "--", "torchrun", "--nproc-per-node", "8", "pretrain_gpt.py", "--fp16", "--tp-comm-overlap",
+        "run", "--check", "--", "torchrun", "--nproc-per-node", "8", "pretrain_gpt.py", "--fp8-format", "hybrid",
+        "--tp-comm-overlap",
     ),
     "token-list": ("token", "list", "--run-dir", "run"),
     "simulate": ("simulate", "--trace", "small.csv", "--jobs", "1"),

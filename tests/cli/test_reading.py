@@ -168,17 +168,17 @@ async def test_the_newest_incidents_and_those_that_are_open(healed: Server) -> N
         assert shown.code == 0, shown.err
         return [found["id"] for found in json.loads(shown.out)["items"]]
 
-    assert await ids() == ["i1", "i2", "i3"]
-    assert await ids("--last", "2") == ["i2", "i3"]
+    assert await ids() == ["i3", "i2", "i1"]
+    assert await ids("--last", "2") == ["i3", "i2"]
     assert await ids("--last", "0") == []
-    assert await ids("--state", "open") == ["i2", "i3"]
+    assert await ids("--state", "open") == ["i3", "i2"]
     assert await ids("--state", "closed") == ["i1"]
     assert await ids("--since", "2025-03-01T12:05:30") == ["i3"]
     assert (await call_unicron("incidents", "i1", "--last", "1", server=healed.url)).code == 2
     assert (await call_unicron("incidents", "acknowledge", "i2", server=healed.url)).code == 0
     wide = (await call_unicron("incidents", "-o", "wide", server=healed.url)).out.splitlines()
     assert wide[0].split()[-4:] == ["ACKNOWLEDGED", "BY", "NOTES", "STATE"]
-    assert wide[1].split()[-3:] == ["-", "0", "closed"]
+    assert wide[3].split()[-3:] == ["-", "0", "closed"]
     who, notes, state = [cell for cell in wide[2].split("  ") if cell][-3:]
     assert (who.strip()[:4], notes.strip()) == ("uid/", "0")
     assert state.strip() == "open"  # none of its kind was healed before

@@ -56,7 +56,7 @@ CLUSTER = ("--server", NOWHERE)
         (("--", "plain.py", "--api-key", "0123"), 3, "--api-key: looks like a secret"),
         (("--require-healing", "--", "plain.py"), 3, "SCRIPT: has a loop of its own"),
         (("--require-healing", "--check", "--", "plain.py"), 3, "--require-healing"),
-        (("--require-healing", "--", "pretrain_gpt.py", *MODEL.split(), "--fp16"), 3, "--fp16"),
+        (("--require-healing", "--", "pretrain_gpt.py", *MODEL.split(), "--fp8-format", "hybrid"), 3, "--fp8-format"),
         ((*CLUSTER, "--", "healed.py"), 2, "--spec FILE"),
         ((*CLUSTER, "--", "plain.py"), 2, "--workers"),
         ((*CLUSTER, "--run-dir", "here", "--", "plain.py"), 2, "--run-dir"),

@@ -67,10 +67,12 @@ def test_a_whole_restart_has_exactly_its_processes_and_what_is_known() -> None:
         "name": "plain", "script": spec["script"], "arguments": ["--lr", "1"], "loop": "restart",
         "workers": {"min": 4, "max": 4}, "max_restarts": 3,
     }  # fmt: skip
-    fp16 = of(f"torchrun --max-restarts 0 pretrain_gpt.py {MEGATRON} --fp16", workers=2)
-    assert (fp16["loop"], fp16["steps"], fp16["batch"]) == ("restart", 100, {"global": 64, "micro": 1})
-    assert (fp16["max_restarts"], "data" in fp16, "parallel" in fp16) == (0, False, False)
-    assert "model" not in of(f"pretrain_gpt.py {MODEL} --fp16", workers=2), "of what is known in part, nothing"
+    fp8 = of(f"torchrun --max-restarts 0 pretrain_gpt.py {MEGATRON} --fp8-format hybrid", workers=2)
+    assert (fp8["loop"], fp8["steps"], fp8["batch"]) == ("restart", 100, {"global": 64, "micro": 1})
+    assert (fp8["max_restarts"], "data" in fp8, "parallel" in fp8) == (0, False, False)
+    assert "model" not in of(f"pretrain_gpt.py {MODEL} --fp8-format hybrid", workers=2), (
+        "of what is known in part, nothing"
+    )
 
 
 def test_nothing_says_how_many_processes_restart() -> None:
@@ -161,10 +163,12 @@ def test_name(script: str, name: str) -> None:
 
 
 def test_the_lines_say_how_the_task_runs_and_what_is_not_run() -> None:
-    found = checked(shlex.split(f"srun -N 4 /opt/x/bin/python3 pretrain_gpt.py {MEGATRON} --fp16 --tp-comm-overlap"))
+    found = checked(
+        shlex.split(f"srun -N 4 /opt/x/bin/python3 pretrain_gpt.py {MEGATRON} --fp8-format hybrid --tp-comm-overlap")
+    )
     lines = [*said(found)]
     assert "whole restarts" in lines[0]
-    assert [line.split(":")[0].strip() for line in lines[1:]] == ["--fp16", "--tp-comm-overlap"]
+    assert [line.split(":")[0].strip() for line in lines[1:]] == ["--fp8-format", "--tp-comm-overlap"]
     assert "--bf16" in lines[1]
     assert [line.split(";")[0] for line in unused(found)] == ["not run: srun"]
     assert any("run.steps()" in line for line in said(checked(["torchrun", "plain.py"])))

@@ -205,7 +205,7 @@ async def test_show_says_why_a_task_restarts_whole_and_what_to_write_instead(
 ) -> None:
     (tmp_path / "train.py").write_text("import torch\n")
     whole = {"script": "train.py", "loop": "restart", "workers": {"min": 4, "max": 4}}
-    megatron = ["--num-layers", "2", "--fp16", "--tp-comm-overlap", "--lr", "1"]
+    megatron = ["--num-layers", "2", "--fp8-format", "hybrid", "--tp-comm-overlap", "--lr", "1"]
     for name, more in (("plain", {}), ("settings", {"arguments": megatron, "steps": 9})):
         (tmp_path / "spec.yaml").write_text(yaml.safe_dump({"name": name, **whole, **more}))
         outcome = await unicron("submit", str(tmp_path / "spec.yaml"))
@@ -218,7 +218,7 @@ async def test_show_says_why_a_task_restarts_whole_and_what_to_write_instead(
     assert "step                   0 of 9\n" in settings
     assert "starts it again from its own checkpoint, for these settings\n" in settings
     assert [line.split()[:2] for line in settings.splitlines()[-2:]] == [
-        ["--fp16", "restart"], ["--tp-comm-overlap", "speed-off"]
+        ["--fp8-format", "restart"], ["--tp-comm-overlap", "speed-off"]
     ]  # fmt: skip
     shown = json.loads((await unicron("show", "plain", "-o", "json")).out)
     assert (shown["steps"], shown["spec"]["workers"], "model" in shown["spec"]) == (None, {"min": 4, "max": 4}, True)

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import os
-import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +30,7 @@ from unicron.megatron_lm import seams, settings, tracker
 from unicron.megatron_lm.loading import Begun, Loading
 from unicron.megatron_lm.reports import Reports
 from unicron.megatron_lm.samples import CyclicOrder, FrozenReplicas, Samples, most_replicas, sample_ids
+from unicron.megatron_lm.stand_ins import OneReplica, SchedulerState, print_time, without_barrier
 from unicron.trainer.dropout import Dropout
 from unicron.training.boundary import Section
 from unicron.training.step import Step
@@ -46,52 +44,6 @@ _LAYOUT = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtua
 
 class _EnterAnew(Exception):
     """``train()`` has to be left and entered with another model or iteration."""
-
-
-class _OneReplica:
-    """Megatron's ``parallel_state`` as ``train()`` reads it: the batch is the task's, with any number of replicas."""
-
-    def __init__(self, state: Any) -> None:
-        self._state = state
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._state, name)
-
-    def get_data_parallel_world_size(self, *args: Any, **kwargs: Any) -> int:
-        """Return 1."""
-        return 1
-
-
-class _Scheduler:
-    """Megatron's scheduler of learning rate and weight decay as a part of the state."""
-
-    def __init__(self, made: Any) -> None:
-        self.made = made
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the scheduler's."""
-        return dict(self.made.state_dict())
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the scheduler's."""
-        self.made.load_state_dict(state)
-
-
-def _print_time(string: str, override_timestamp: float | None = None) -> None:
-    """Print a time as Megatron-LM's ``print_datetime`` does, without waiting for all ranks."""
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        at = datetime.fromtimestamp(time.time() if override_timestamp is None else override_timestamp)
-        print(f"[{string}] datetime: {at:%Y-%m-%d %H:%M:%S.%f} ", flush=True)
-
-
-def _without_barrier(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a timer's function that starts or stops it without waiting for all ranks."""
-
-    @functools.wraps(function)
-    def called(timer: Any, barrier: bool = False) -> None:
-        function(timer)
-
-    return called
 
 
 class Pretraining:
@@ -189,12 +141,12 @@ class Pretraining:
 
         training, checkpointing = self._training, self._checkpointing
         training.train_step = self._train_step
-        training.mpu = _OneReplica(training.mpu)
+        training.mpu = OneReplica(training.mpu)
         training.should_disable_forward_pre_hook = lambda args: False
         # A process that is new enters ``train()`` while the others are in the midst of it: none may wait for all there.
-        training.print_datetime = _print_time
+        training.print_datetime = print_time
         for name in ("start", "stop"):
-            setattr(timers.Timer, name, _without_barrier(getattr(timers.Timer, name)))
+            setattr(timers.Timer, name, without_barrier(getattr(timers.Timer, name)))
         training.get_forward_backward_func = self._forward_backward(training.get_forward_backward_func)
         training.evaluate_and_print_results = self._together(training.evaluate_and_print_results)
         training.save_checkpoint = self._together(self._saving(training.save_checkpoint))
@@ -475,11 +427,11 @@ class Pretraining:
         """Return what belongs to the task's state beside model and optimizer, as ``attach`` takes it."""
         args, training = self._args, self._training
 
-        def scheduler(model: Any, optimizer: Any) -> _Scheduler:
+        def scheduler(model: Any, optimizer: Any) -> SchedulerState:
             if args.train_samples:
                 # Megatron-LM sets it here, and another time would take the training for one that iterations measure.
                 args.train_iters = None
-            made = _Scheduler(training.get_optimizer_param_scheduler(optimizer))
+            made = SchedulerState(training.get_optimizer_param_scheduler(optimizer))
             training.update_num_microbatches(args.consumed_train_samples, consistency_check=False)
             return made
 
@@ -625,25 +577,3 @@ class Pretraining:
             first, self._tested = self._tested, self._tested + self._plan.global_batch
             return first
         return int(self._args.consumed_valid_samples)
-
-
-def replacement(pretrain: Callable[..., None]) -> Callable[..., None]:
-    """Return what takes the place of Megatron-LM's ``pretrain()``, and have its parser check what a script is given.
-
-    The new one takes the same parameters, trains through failures, and raises ``InvalidSpec`` where an argument is
-    refused, and ``UnsupportedModel`` where the model would train to a wrong result.
-    """
-    from megatron.training import arguments, global_vars
-
-    arguments.parse_args = settings.checking(arguments.parse_args)
-    write_tensorboard = global_vars._set_tensorboard_writer
-    global_vars._set_tensorboard_writer = lambda args: None  # called before there are ranks
-    signature = inspect.signature(pretrain)
-
-    @functools.wraps(pretrain)
-    def healed(*args: Any, **kwargs: Any) -> None:
-        call = signature.bind(*args, **kwargs)
-        call.apply_defaults()
-        Pretraining(SimpleNamespace(**call.arguments), write_tensorboard).train()
-
-    return healed

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 
 def run_script(target: str, arguments: Sequence[str] = (), *, is_module: bool = False) -> None:
@@ -45,11 +49,35 @@ def replace_pretrain() -> None:
 
     cpu.enable()
     from unicron.megatron_lm import seams
-    from unicron.megatron_lm.pretraining import replacement
 
     seams.check()
     import megatron.training
     import megatron.training.training
 
-    pretrain = replacement(megatron.training.training.pretrain)
+    pretrain = _replacement(megatron.training.training.pretrain)
     megatron.training.pretrain = megatron.training.training.pretrain = pretrain
+
+
+def _replacement(pretrain: Callable[..., None]) -> Callable[..., None]:
+    """Return what takes the place of Megatron-LM's ``pretrain()``, and have its parser check what a script is given.
+
+    The new one takes the same parameters, trains through failures, and raises ``InvalidSpec`` where an argument is
+    refused, and ``UnsupportedModel`` where the model would train to a wrong result.
+    """
+    from megatron.training import arguments, global_vars
+
+    from unicron.megatron_lm import settings
+    from unicron.megatron_lm.pretraining import Pretraining
+
+    arguments.parse_args = settings.checking(arguments.parse_args)
+    write_tensorboard = global_vars._set_tensorboard_writer
+    global_vars._set_tensorboard_writer = lambda args: None  # called before there are ranks
+    signature = inspect.signature(pretrain)
+
+    @functools.wraps(pretrain)
+    def healed(*args: Any, **kwargs: Any) -> None:
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        Pretraining(SimpleNamespace(**call.arguments), write_tensorboard).train()
+
+    return healed
