@@ -11,6 +11,7 @@ from shared.log.journal import Journal
 from shared.settings.model import Settings
 from tests.api.kit import Server, Story, client_of, offline_gateway, serving
 from tests.api.node_machines import NodeMachines, node_machines
+from tests.postgres import PostgresServer, find_binaries
 
 
 @pytest.fixture
@@ -43,3 +44,12 @@ def machines(bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     """Node machines with run directories of their own; none serves yet."""
     with node_machines(bus, tmp_path / "machines", monkeypatch) as made:
         yield made
+
+
+@pytest.fixture
+def postgres() -> Iterator[PostgresServer]:
+    """A server that the test may kill."""
+    if find_binaries() is None:
+        pytest.skip("no server binaries of PostgreSQL are installed")
+    with PostgresServer() as server:
+        yield server

@@ -34,11 +34,13 @@ from shared.events.plans import Trigger
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import ErrorDetected, PlanDecided, TaskCheckpointFailed, TaskFailed, TaskSubmitted
 from shared.log.journal import Journal
+from shared.log.log import EventLog
 from shared.model import utc_now
 from shared.service.http_server import HttpServer, listen
 from shared.settings.model import Settings
 from tests.api.kit import Server, serving, spec
 from tests.condition import until
+from tests.postgres import PostgresServer
 
 KEY = b"0123456789abcdef0123456789abcdef"
 LIMIT_S = 60.0
@@ -394,6 +396,27 @@ async def test_what_holds_is_told_until_it_is_over(
         assert found[last]["resolved"]
     assert found["node.isolated"]["node"] == "n0"
     assert [part.split(":")[0] for part in found["control-plane.degraded"]["parts"]] == [*health.SERVICES]
+
+
+async def test_that_the_log_is_away_is_told_while_it_is(
+    hooked: Settings, bus: Bus, receiver: Receiver, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log, projections and what was sent are in one PostgreSQL here."""
+    monkeypatch.setattr(occasions, "DEGRADED_S", 5.0)
+    log = EventLog(postgres.url)
+    async with Journal(log, bus) as journal, serving(hooked.model_copy(update={"log_url": postgres.url}), bus, journal):
+        queues = Queues(postgres.url)
+        await until(lambda: queues.turn("archive") is not None)
+        queues.close()
+        postgres.kill()
+        try:
+            await until(lambda: receiver.requests, limit_s=LIMIT_S)
+        finally:
+            postgres.start()
+    log.close()
+    first = verified(receiver.requests[0])
+    assert first["type"] == "control-plane.degraded"
+    assert any(part.startswith("log: ") for part in first["data"]["parts"])
 
 
 async def test_of_two_apis_one_sends_and_the_other_takes_over(

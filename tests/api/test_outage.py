@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -15,16 +15,7 @@ from shared.log.log import EventLog
 from shared.settings.model import Settings
 from tests.api.kit import Server, serving, spec_dict
 from tests.condition import until
-from tests.postgres import PostgresServer, find_binaries
-
-
-@pytest.fixture
-def postgres() -> Iterator[PostgresServer]:
-    """A server that the test may kill."""
-    if find_binaries() is None:
-        pytest.skip("no server binaries of PostgreSQL are installed")
-    with PostgresServer() as server:
-        yield server
+from tests.postgres import PostgresServer
 
 
 @pytest.fixture

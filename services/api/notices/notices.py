@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 import uuid
@@ -166,7 +167,9 @@ class _ReceiverQueue:
 
     async def _send_begun(self, api: Gateway, until: int) -> None:
         """Send what events up to a position begin that the projections have."""
-        while records := await api.journal.read(after=self._sent.position, limit=_READ, types=TYPES):
+        # Not by the journal, which waits for a log that is away: of that somebody is to be told.
+        read = functools.partial(api.journal.log.read, limit=_READ, types=TYPES)
+        while records := await asyncio.to_thread(read, after=self._sent.position):
             for record in records:
                 if record.position > until:
                     return
