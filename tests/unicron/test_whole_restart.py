@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -128,9 +129,9 @@ time.sleep(100)
 """A script with a process of its own, as a data loader's."""
 
 
-def in_session(program: str, *arguments: str) -> psutil.Popen:
+def in_session(program: str, *arguments: str, stdin: int | None = None) -> psutil.Popen:
     """Start a program in a session of its own, as the fork server starts a rank."""
-    return psutil.Popen([sys.executable, "-c", program, *arguments], start_new_session=True)
+    return psutil.Popen([sys.executable, "-c", program, *arguments], stdin=stdin, start_new_session=True)
 
 
 def living(processes: list[psutil.Process]) -> list[psutil.Process]:
@@ -140,11 +141,12 @@ def living(processes: list[psutil.Process]) -> list[psutil.Process]:
 @pytest.mark.parametrize("stubborn", [False, True])
 @pytest.mark.timeout(60)
 def test_a_script_is_ended_with_all_that_it_has_begun(stubborn: bool) -> None:
-    program = RANK + "\nscript.end(0.5)"
-    rank = in_session(program, CHILDREN.format(stubborn=stubborn))
+    program = RANK + "\nsys.stdin.readline()\nscript.end(0.5)"
+    rank = in_session(program, CHILDREN.format(stubborn=stubborn), stdin=subprocess.PIPE)
     until_blocking(lambda: len(rank.children(recursive=True)) >= 2, "the script and its child run")
     begun = rank.children(recursive=True)
-    assert rank.wait(30) == 0
+    rank.communicate(b"\n", timeout=30)
+    assert rank.returncode == 0
     assert living(begun) == []
 
 
