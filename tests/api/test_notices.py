@@ -8,7 +8,9 @@ import contextlib
 import hashlib
 import hmac
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -441,6 +443,23 @@ async def test_of_two_apis_one_sends_and_the_other_takes_over(
         await until(lambda: len(receiver.requests) == 6)
         queues.close()
     assert [incident for _, incident in receiver.taken()] == [f"i{number}" for number in range(6)]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_apis_that_start_together_make_one_table(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    url = f"sqlite:///{tmp_path / 'notices.db'}" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    together = threading.Barrier(8)
+
+    def first_look(_: int) -> object:
+        queues = Queues(url)
+        together.wait()
+        try:
+            return queues.turn("chat")
+        finally:
+            queues.close()
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(first_look, range(8))) == [None] * 8
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import Field
-from sqlalchemy import Connection, MetaData, create_engine, insert, select, update
+from sqlalchemy import Connection, MetaData, create_engine, insert, inspect, select, update
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlmodel import Field as Column
 from sqlmodel import SQLModel
 
@@ -132,10 +132,18 @@ class Queues:
         changed = changed.values(**values, beat=_TABLE.c.beat + 1)
         return self._run(lambda connection: connection.execute(changed).rowcount == 1)
 
+    def _make(self) -> None:
+        try:
+            _TABLE.create(self._engine, checkfirst=True)
+        except DBAPIError:
+            # Another api, or another receiver's thread, may have made it in between; databases say so in many ways.
+            if not inspect(self._engine).has_table(_TABLE.name):
+                raise
+
     def _run(self, do: Callable[[Connection], T]) -> T:
         with database_errors(_WHAT):
             if not self._made:
-                _TABLE.create(self._engine, checkfirst=True)
+                self._make()
                 self._made = True
             with self._engine.begin() as connection:
                 return do(connection)
