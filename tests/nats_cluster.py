@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,24 +26,18 @@ SERVERS = 3
 PASSWORD = "12e4-of-the-test"
 """Of the routes. NATS would take one that begins like this, without quotes, for a number."""
 
+FIRST_CLIENT, FIRST_ROUTE, FIRST_HEALTH = 20_422, 20_622, 20_822
+"""Ports of the first server, on an address of its own. They are below those that a kernel gives away: one that was free
+a moment ago may be any process's that listens on all addresses (seen on a busy machine)."""
+
 HEALTHY_S = 60.0
 """For three servers to elect who leads JetStream: seconds, and more on a busy machine."""
 
 
 def own_address() -> str:
-    """Return a loopback address that no other process uses.
-
-    On 127.0.0.1 a port that is free now may be any other process's before a server is there (seen on a busy machine).
-    """
+    """Return a loopback address that no other process uses."""
     number = os.getpid()
     return f"127.{number >> 16 & 0xFF | 0x80}.{number >> 8 & 0xFF}.{number & 0xFF}"
-
-
-def free_ports(address: str, count: int) -> list[int]:
-    """Return ports of an address that nobody has at present."""
-    with ExitStack() as stack:
-        found = [stack.enter_context(socket.create_server((address, 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in found]
 
 
 class NatsCluster:
@@ -58,7 +50,9 @@ class NatsCluster:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._address = own_address()
-        self._clients, self._routes, self._health = (free_ports(self._address, SERVERS) for _ in range(3))
+        self._clients, self._routes, self._health = (
+            [first + index for index in range(SERVERS)] for first in (FIRST_CLIENT, FIRST_ROUTE, FIRST_HEALTH)
+        )
         self._keys = KeyDirectory(directory / "keys")
         self._processes: list[subprocess.Popen[bytes]] = []
 
