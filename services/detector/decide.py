@@ -30,8 +30,8 @@ from shared.messages.stacks import StacksReply
 from shared.service.core import Logged, Started
 
 ECHO_TIMEOUT_S = 0.5
-"""The detector sends itself a message over NATS with every tick (0.1 s). While none arrives for this time, the bus or
-the detector stands still, and the silence of the nodes proves nothing about the nodes."""
+"""The detector sends itself a message over NATS every 0.1 s, also while its ticks come late. While none arrives for so
+long, the bus or the detector stands still, and the silence of the nodes proves nothing about the nodes."""
 
 
 def decide(

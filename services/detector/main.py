@@ -63,8 +63,9 @@ from shared.settings.model import Settings
 
 logger = logging.getLogger(__name__)
 
-_YIELDS = 20
-"""Heartbeats that are read before signals, and what comes from the socket, have a turn: some milliseconds."""
+_HEARTBEATS_A_TURN = 20
+"""How many heartbeats are read in succession. Then signals, and what has come from the socket, have a turn; until then
+they wait some milliseconds."""
 
 TICK_S = 0.1
 """Interval of the search for silent nodes and stalled tasks: a fifteenth of the default node time-out."""
@@ -147,7 +148,7 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
             at = self._clock()
             for number, (heartbeat, came_at) in enumerate(self._heartbeats.take(), 1):
                 await self._take(heartbeat, f"a heartbeat of {heartbeat.node}", came_at)
-                if number % _YIELDS == 0:
+                if number % _HEARTBEATS_A_TURN == 0:
                     await asyncio.sleep(0)
             if clock_s() < tick_at_s:
                 continue

@@ -27,9 +27,11 @@ def detector_metrics(
         lag: of its reading of heartbeats.
         now: the time.
     """
-    yield counter("unicron_heartbeats_received_total", "Heartbeats of all nodes.", taken.get(Heartbeat, 0))
+    received = taken.get(Heartbeat, 0) + lag.skipped
+    yield counter("unicron_heartbeats_received_total", "Heartbeats of all nodes.", received)
     yield gauge("unicron_heartbeats_reading_seconds", "How long the newest heartbeats took to read.", lag.seconds)
-    yield counter("unicron_heartbeats_skipped_total", "Heartbeats before which a newer one was read.", lag.skipped)
+    text = "Heartbeats that a newer one of their node replaced before they were read."
+    yield counter("unicron_heartbeats_skipped_total", text, lag.skipped)
     signals = {
         (kind.model_fields["kind"].default,): float(n) for kind, n in taken.items() if issubclass(kind, SignalBase)
     }

@@ -1,8 +1,8 @@
 """Endpoints: what may be sent on the bus, each with its subject, its types and its time-out in one place.
 
 ``shared.messages`` declares one beside the messages of each kind, ``shared.messages.endpoints`` lists all of them
-(docs/bus.md), and ``Bus.serve``, ``call``, ``publish`` and ``subscribe`` take one. What is not readable is counted,
-logged and dropped here, and nowhere else.
+(docs/bus.md), and ``Bus.serve``, ``call``, ``publish``, ``subscribe`` and ``newest`` take one. What is not readable is
+counted, logged and dropped.
 """
 
 from __future__ import annotations
@@ -106,6 +106,10 @@ class Endpoint(Generic[Request, Reply]):
             subject = subject.replace("*", part, 1)
         return subject
 
+    def source(self, subject: str) -> str:
+        """Return what a message is noted under that is not readable: its sender, where the subject names it."""
+        return subject.rpartition(".")[2] if self._names_sender else subject
+
     def read(self, subject: str, data: bytes) -> Request:
         """Return the request in a message.
 
@@ -137,7 +141,7 @@ class Endpoint(Generic[Request, Reply]):
             try:
                 request = self.read(subject, data)
             except Undecodable as err:
-                dropped.note(subject.rpartition(".")[2] if self._names_sender else subject, err)
+                dropped.note(self.source(subject), err)
                 if refuse is None:
                     raise
                 return self.reply.encode(refuse(err))

@@ -21,7 +21,7 @@ Request = TypeVar("Request")
 
 
 class Newest(Generic[Request]):
-    """Keeps what has come and was not read. ``replaced``: messages that a newer one of their subject came before.
+    """Keeps what has come and was not read. ``replaced``: how many were never read, since a newer one had come.
 
     Args:
         endpoint: of the messages, whose subjects name their senders.
@@ -61,4 +61,4 @@ class Newest(Generic[Request]):
             try:
                 yield self._endpoint.read(subject, data), came_at
             except Undecodable as err:
-                self._dropped.note(subject.rpartition(".")[2], err)
+                self._dropped.note(self._endpoint.source(subject), err)

@@ -74,7 +74,7 @@ async def test_a_node_that_works_passes_and_each_check_is_named_with_its_value_a
 ) -> None:
     found = await ask(bus, empty=True)
     assert (found.problem, found.incarnation) == ("", "0" * 32)
-    assert [path.name for path in settings.memory_dir.glob(".self-test-*")] == []
+    assert [path.name for path in settings.memory_dir.glob(".unicron-write-test-*")] == []
     names = [check.name for check in found.checks]
     assert names == ["processes", "devices", "folders", "fork server", "compute", "memory", "bandwidth"]
     by_name = {check.name: check for check in found.checks}

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from services.agent.files import storage_return
 from services.agent.files.storage_return import StorageReturns
 from services.agent.node.process import Process
+from tests.condition import until
 
 PROCESS = Process(id="i-1", task="gpt", worker="n0/0", generation=1)
 
@@ -53,20 +55,28 @@ def full(folder: Path) -> Iterator[Callable[[], object]]:
 
 @pytest.mark.parametrize("blocked", [replaced, read_only, full])
 async def test_the_return_of_storage_is_told_once(
-    blocked: Callable[[Path], AbstractContextManager[Callable[[], object]]], tmp_path: Path
+    blocked: Callable[[Path], AbstractContextManager[Callable[[], object]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    looks: list[bool] = []
+    takes_a_file = storage_return.takes_a_file
+
+    def looked(folder: Path) -> bool:
+        looks.append(takes_a_file(folder))
+        return looks[-1]
+
+    monkeypatch.setattr(storage_return, "takes_a_file", looked)
     place = tmp_path / "storage"
     reported: list[Process] = []
     returns = StorageReturns(look_s=0.01)
     folders = [str(tmp_path), str(place / "generation-1" / "result")]
     with blocked(place) as mend:
         looking = asyncio.create_task(returns.wait(PROCESS, folders, reported.append))
-        async with asyncio.timeout(30.0):
-            while PROCESS.id not in returns.refused:  # noqa: ASYNC110 - there is no event for a look
-                await asyncio.sleep(0.005)
-            assert reported == []
-            mend()
-            await looking
+        await until(lambda: False in looks)
+        assert reported == []
+        mend()
+        await until(looking.done)
         assert reported == [PROCESS]
         assert [path for path in place.rglob("*") if path.is_file()] == [], "the small files are gone"
     await returns.wait(PROCESS, folders, reported.append)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -191,7 +192,8 @@ class Cluster:
         self.names = [f"n{i}" for i in range(nodes)]
         self.workers = [f"{n}/0" for n in self.names]
         self.generation = 1
-        self.sequence = 0
+        self.sequences: Counter[str] = Counter()
+        """Of the newest heartbeat of each node."""
         self.signals = 0
         spec = parse_spec({**SPEC, "max_restarts": max_restarts})
         self.fold(TaskSubmitted(event_id="submitted", occurred_at=START, task="gpt", spec=spec))
@@ -211,7 +213,7 @@ class Cluster:
 
     def beat(self, node: str, seconds: float, *, task: Any = "gpt", **status: Any) -> Found:
         """One heartbeat of a node at a time; ``status`` overrides what its worker reports."""
-        self.sequence += 1
+        self.sequences[node] += 1
         worker = f"{node}/0"
         fields: dict[str, Any] = {"worker": worker}
         if task is not None:
@@ -221,7 +223,7 @@ class Cluster:
             node=node,
             incarnation=status.pop("incarnation", f"first {node}"),
             agent_pid=1,
-            sequence=self.sequence,
+            sequence=self.sequences[node],
             sent_at=at(seconds),
             interval_s=0.25,
             probe=status.pop("probe", ""),

@@ -89,7 +89,6 @@ class Starts:
 
     def _answered(self, worker: str, events: list[Any], task: str) -> Any:
         self.now_s += 1.0
-        self.cluster.sequence += 1
         event, self.further = events[0], events[1:]
         if isinstance(event, ErrorDetected) and event.severity is Severity.SEV2:
             generation = self.generation[task]

@@ -22,7 +22,7 @@ from shared.messages.admission import ALIVE, HELLO, REVOKED, Answer, Hello, Revo
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.1
-"""Pause before a hello is repeated the first time: short beside the start of an agent, which takes seconds."""
+"""Longest pause before a hello is repeated the first time: short beside the start of an agent, which takes seconds."""
 
 LONGEST_RETRY_S = 2.0
 """Longest pause: thousands of agents that start at once must leave the detector time for what it answers them. Pauses

@@ -33,14 +33,10 @@ class StorageReturns:
 
     Args:
         look_s: pause between two looks.
-
-    Attributes:
-        refused: ids of the processes whose folders have been seen not to take a file.
     """
 
     def __init__(self, look_s: float = LOOK_S) -> None:
         self._look_s = look_s
-        self.refused: set[str] = set()
         self._watched: set[str] = set()
 
     async def wait(self, process: Process, folders: Sequence[str], returned: Callable[[Process], None]) -> None:
@@ -54,12 +50,13 @@ class StorageReturns:
         if not folders or process.id in self._watched:
             return
         self._watched.add(process.id)
+        refused = False
         for _ in range(int(LONGEST_S / self._look_s)):
             if all([await asyncio.to_thread(takes_a_file, Path(folder)) for folder in folders]):
-                if process.id in self.refused:
+                if refused:
                     returned(process)
                 return
-            self.refused.add(process.id)
+            refused = True
             await asyncio.sleep(self._look_s)
 
 

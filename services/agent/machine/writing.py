@@ -10,7 +10,7 @@ from pathlib import Path
 
 def write_problem(folder: Path) -> str:
     """Return why a folder, which is made if need be, takes no file; empty if it does."""
-    path = folder / f".self-test-{uuid.uuid4().hex}"
+    path = folder / f".unicron-write-test-{uuid.uuid4().hex}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:

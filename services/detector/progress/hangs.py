@@ -59,7 +59,10 @@ def _of_heard(
     *,
     cold: bool = True,
 ) -> Stall | None:
-    """Return the same. ``own``: of ``_own``; ``cold``: whether fresh starts have a limit of their own."""
+    """Return the stall of the members that are heard, as ``of_heard`` does.
+
+    ``own``: the members' statuses; ``cold``: whether fresh starts have a limit of their own.
+    """
     members = {w for w, member in task.members.items() if not _is_unreachable(state, member)}
     own = {w: s for w, s in own.items() if w in members}
     return _of_step(state, task, own, limits, cold=cold) if members and len(own) == len(members) else None

@@ -9,11 +9,14 @@ ends the wait.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 
 from services.detector.incidents.faults import SERVICE
 from services.detector.state.task import MonitoredTask
 from shared.events.union import TaskResultUnwritten, derived_id
-from shared.messages.signals import RankCheckpointFailed, StorageReturned
+from shared.messages.signals import RankCheckpointFailed, RankSignal, StorageReturned
+
+_UNWRITTEN = "result-unwritten"
 
 FIRST_WAIT_S = 120.0
 """Chosen: long beside the start of processes, which each try costs, and short beside the time in which somebody notices
@@ -36,35 +39,29 @@ def wait_s(before: int) -> float:
 
 def unwritten(task: MonitoredTask, signal: RankCheckpointFailed, now: datetime) -> TaskResultUnwritten:
     """Return the event of a task whose workers go to others until it tries again. There is one in a generation."""
+    retry_at = now + timedelta(seconds=wait_s(task.lent))
+    return _event(signal, now, _UNWRITTEN, reason=signal.reason, retry_at=retry_at)
+
+
+def returned(task: MonitoredTask, signal: StorageReturned, now: datetime) -> TaskResultUnwritten | None:
+    """Return the event of a task that is to try again now; None if it does not wait since that generation."""
+    if _id(signal, _UNWRITTEN) not in task.recorded or signal.generation != task.generation:
+        return None
+    reason = f"node {signal.node} can write to its storage again"
+    return _event(signal, now, "storage-returned", reason=reason, retry_at=min(signal.occurred_at, now), ended=True)
+
+
+def _id(signal: RankSignal, what: str) -> str:
+    return derived_id(f"{signal.task}/{signal.generation}", SERVICE, what)
+
+
+def _event(signal: RankSignal, now: datetime, what: str, **more: Any) -> TaskResultUnwritten:
     return TaskResultUnwritten(
-        event_id=_unwritten_id(signal.task, signal.generation),
+        event_id=_id(signal, what),
         occurred_at=min(signal.occurred_at, now),
         task=signal.task,
         generation=signal.generation,
         step=signal.step,
         worker=signal.worker,
-        reason=signal.reason,
-        retry_at=now + timedelta(seconds=wait_s(task.lent)),
+        **more,
     )
-
-
-def returned(task: MonitoredTask, signal: StorageReturned, now: datetime) -> TaskResultUnwritten | None:
-    """Return the event of a task that is to try again now; None if it does not wait since that generation."""
-    if _unwritten_id(task.name, signal.generation) not in task.recorded or signal.generation != task.generation:
-        return None
-    at = min(signal.occurred_at, now)
-    return TaskResultUnwritten(
-        event_id=derived_id(f"{signal.task}/{signal.generation}", SERVICE, "storage-returned"),
-        occurred_at=at,
-        task=signal.task,
-        generation=signal.generation,
-        step=signal.step,
-        worker=signal.worker,
-        reason=f"node {signal.node} can write to its storage again",
-        retry_at=at,
-        ended=True,
-    )
-
-
-def _unwritten_id(task: str, generation: int) -> str:
-    return derived_id(f"{task}/{generation}", SERVICE, "result-unwritten")

@@ -83,12 +83,13 @@ class MonitoredNode:
     def receive(self, heartbeat: Heartbeat, now: datetime) -> None:
         """Take a heartbeat that was received at ``now``.
 
-        How late it is tells of the node, unless the bus or the node's link was away, or another agent has sent the one
-        before.
+        How late it is tells of the node, unless the bus or the node's link was away, another agent has sent the one
+        before, or heartbeats between the two were skipped or lost.
         """
         known, excused = self.heartbeat, (self.excused_until, self.adopted_until)
         if known is not None and known.incarnation == heartbeat.incarnation and self.heard_at is not None:
-            if all(until is None or until < self.heard_at for until in excused):
+            follows = heartbeat.sequence == known.sequence + 1
+            if follows and all(until is None or until < self.heard_at for until in excused):
                 self.arrivals.note((now - self.heard_at).total_seconds(), known.interval_s)
         self.heard_at = now if self.heard_at is None else max(now, self.heard_at)
         self.heartbeat = heartbeat
