@@ -59,7 +59,7 @@ export function showNodes(found) {
       key: ({ name }) => name,
       make: makeCell,
       update: (cell, one) => fillCell(cell, one, { heat, slow: slowNodes.has(one.name) }),
-      shown: (one) => [one, heat, slowNodes.has(one.name), chosen() === one.name, one.runs.map(({ task }) => task && letter(task))],
+      shown: (one) => [one, heat, slowNodes.has(one.name), chosen() === one.name],
     }),
     shown: ([, members]) => [members, heat, [...slowNodes], chosen()],
   });

@@ -93,7 +93,7 @@ export function timeElement(at) {
 /** Show the buttons of actions. `actions`: text, label and act of each; those that stay keep the keyboard's focus. */
 export function showActions(parent, actions) {
   keyed(parent, actions, {
-    key: ({ label }) => label,
+    key: ({ label, ids = [] }) => [label, ...ids].join(" "),
     make: ({ text, label, act }) => button(text, label, act),
     shown: () => null,
   });

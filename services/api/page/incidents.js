@@ -5,7 +5,7 @@ import { post } from "./api.js";
 import { byId, element, keyed, setText, showActions, tableRow, timeElement } from "./dom.js";
 import { anchor, idButton, reference } from "./links.js";
 import { maySubmit } from "./rights.js";
-import { duration, moreText, money, secondsBetween } from "./text.js";
+import { duration, moreText, money, secondsBetween, thanUsual } from "./text.js";
 
 const MOST_PLANS = 3; // of an incident, the newest: its page has all
 
@@ -94,7 +94,7 @@ export function acknowledgeAction(ids) {
     done: ids.length > 1 ? `${ids.length} incidents are acknowledged.` : `Incident ${ids[0]} is acknowledged.`,
     send: () => Promise.all(ids.map((id) => post(pathOf(id, "acknowledge")))),
   });
-  return { text: "Acknowledge", label: `Acknowledge ${named(ids)}`, act };
+  return { text: "Acknowledge", label: `Acknowledge ${named(ids)}`, ids, act };
 }
 
 /** Return the action that adds a note to an incident: to the first of those that have one cause. */
@@ -114,7 +114,7 @@ function stateOf(incident) {
   const { closed_at, restored_at, stuck_s, usual_s, failed_tasks } = incident;
   const healed = restored_at !== null || Object.keys(failed_tasks).length > 0;
   const parts = [closed_at === null ? "▲\u00a0open" : healed ? "●\u00a0closed" : "▲\u00a0closed, not healed"];
-  if (stuck_s !== null) parts.push(`stuck, ${duration(stuck_s)} longer than usual (median ${duration(usual_s)})`);
+  if (stuck_s !== null) parts.push(`stuck, ${duration(stuck_s)} longer than ${thanUsual(usual_s)}`);
   for (const task of Object.keys(incident.failed_tasks)) parts.push(`▲\u00a0${task} failed`);
   if (incident.acknowledged) parts.push(`acknowledged by ${incident.acknowledged.by}`);
   return parts.join(", ");

@@ -19,7 +19,7 @@ let signature = "";
 /** Show the details of a node; null: of none. */
 export function showDetails(node) {
   byId("node-details").hidden = node === null;
-  const next = JSON.stringify([node, node?.workers.map(({ task }) => task && letter(task)), mayOperate()]);
+  const next = JSON.stringify([node, mayOperate()]);
   if (node === null || next === signature) return;
   signature = next;
   setText(byId("node-heading"), `Node ${node.name}`);

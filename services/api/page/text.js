@@ -28,6 +28,11 @@ export function duration(seconds) {
   return hours < 48 ? `${hours} h` : `${Math.round(seconds / 86400)} days`;
 }
 
+/** Return what a stuck incident takes longer than. `usual_s`: median of its kind; null: none was healed before. */
+export function thanUsual(usual_s) {
+  return usual_s === null ? "is allowed where none of its kind was healed before" : `usual (median ${duration(usual_s)})`;
+}
+
 /** Return the seconds between two times of the API; null where one is missing. */
 export function secondsBetween(start, end) {
   return start && end ? (Date.parse(end) - Date.parse(start)) / 1000 : null;

@@ -7,7 +7,7 @@ import { byId, element, keyed, setText, showActions } from "./dom.js";
 import { acknowledgeAction, noteAction } from "./incidents.js";
 import { reference } from "./links.js";
 import { mayChange, maySubmit } from "./rights.js";
-import { clock, count, duration, secondsBetween, timeOfDay } from "./text.js";
+import { clock, count, duration, secondsBetween, thanUsual, timeOfDay } from "./text.js";
 
 const NAME = "Unicron";
 const TITLE_LENGTH = 60; // of a cause in the document's title
@@ -90,7 +90,7 @@ function timeText({ state, since, usual_s, late_s }, asOf) {
   if (since === null) return state;
   const age_s = secondsBetween(since, asOf);
   const from = `since ${age_s < DAY_S ? timeOfDay(since) : clock(since)}`;
-  if (late_s !== null) return `${state}, ${duration(late_s)} longer than usual (median ${duration(usual_s)}), ${from}`;
+  if (late_s !== null) return `${state}, ${duration(late_s)} longer than ${thanUsual(usual_s)}, ${from}`;
   return `${state} for ${duration(age_s)}${usual_s === null ? "" : ` (usually ${duration(usual_s)})`}, ${from}`;
 }
 
