@@ -30,7 +30,6 @@ from benchmarks.long_log import write_and_hold_back
 from benchmarks.report import Report
 from cli.stack.child import Child
 from services.api import present
-from services.api.cluster_metrics import PRESENT
 from services.api.live import LiveState
 from services.api.node_map import node_map
 from services.api.store.projection_store import Store
@@ -44,6 +43,7 @@ from shared.nats.nats_server import NatsServer
 from shared.service import tokens
 from shared.service.joining import CREDENTIAL
 from shared.service.tokens import Scope
+from shared.tasks.specification import GOING_ON
 
 MOST_LAG_S = 2.0
 MOST_P99_S = 0.3
@@ -57,11 +57,11 @@ APPENDS_PER_S = 100
 
 PAUSE_S, BUSY_PAUSE_S, REST, SUMS_S = 0.5, 3.0, 2.0, 10.0
 BUSY_EVENTS, BUSY_ROUND_S = 20, 0.5
-_GOING_ON = "&".join(f"state={state}" for state in ("pending", "queued", "running", "transitioning", "degraded"))
+_STATES = "&".join(f"state={state}" for state in GOING_ON)
 _PATHS = (
     "/v1/troubles",
     "/v1/node-map",
-    f"/v1/tasks?limit=100&order=newest&{_GOING_ON}&state=stopping",
+    f"/v1/tasks?limit=100&order=newest&{_STATES}",
     "/v1/tasks?limit=20&order=newest&state=failed",
     "/v1/tasks?limit=20&order=newest&state=stopped&state=succeeded",
     "/v1/incidents?limit=25&order=newest&state=open",
@@ -314,7 +314,7 @@ def _measure_map(report: Report, store: Store) -> None:
     """Report what the map of all nodes takes, of a gateway that has read nothing yet."""
     began_s = time.process_time()
     with store.reading() as views:
-        assigned = present.assigned_ranks(views.page(TASKS, states=PRESENT))
+        assigned = present.assigned_ranks(views.page(TASKS, states=GOING_ON))
         made = node_map(views.page(NODES), LiveState(), assigned)
     text = made.model_dump_json()
     took_s = round(time.process_time() - began_s, 3)

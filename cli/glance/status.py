@@ -23,15 +23,15 @@ def status(server: Server = None, output: Output = Format.TEXT) -> None:
     """Show in ten lines what is wrong, what it loses each hour and what to do; control plane, nodes and tasks.
 
     With -o wide all causes, and each part of the control plane; LAG: events of the log that the part has not handled.
-    Exit status: 0 if nothing needs somebody, 1 if a part does not work, an incident is stuck, a node is isolated, or a
-    task has failed within a day or waits for its operator.
+    Exit status: 0 if nothing needs somebody, 1 if a part does not work, an incident is stuck, a node is isolated, lost
+    or unreachable, or a task has failed within a day or waits for its operator.
     """
     from cli.client import Client
 
     with Client(server) as client:
         found = client.get("/v1/troubles")
         tasks = client.pages("/v1/tasks", {"state": list(_GOING_ON)})["items"]
-    needed = any(needs_somebody(one) for one in found["items"])
+    needed = any(one["needs_somebody"] for one in found["items"])
     states = dict(Counter(task["state"] for task in tasks))
     wide = output is Format.WIDE
     if output is Format.JSON:
@@ -50,12 +50,9 @@ def status(server: Server = None, output: Output = Format.TEXT) -> None:
         raise typer.Exit(1)
 
 
-def needs_somebody(cause: dict[str, Any]) -> bool:
-    """Return whether somebody has to do something about a cause; an incident that takes as long as usual is healed."""
-    return bool(cause["grave"]) and cause["state"] != "open"
-
-
 def _lines(found: dict[str, Any], states: dict[str, int], most: int | None) -> Iterator[str]:
+    from shared.views.incident_parts import than_usual
+
     checks = found["status"]["checks"]
     yield summary(found["status"])
     yield from (f"nodes: {check['detail']}" for check in checks if check["name"] == "nodes")
@@ -66,7 +63,7 @@ def _lines(found: dict[str, Any], states: dict[str, int], most: int | None) -> I
         yield "no other trouble" if found["items"] else "no trouble"
     for one in causes[:most]:
         since = f" since {clock(one['since'])} UTC" if one["since"] else ""
-        late = "" if one["late_s"] is None else f", {one['late_s']:.0f} s longer than usual"
+        late = "" if one["late_s"] is None else f", {one['late_s']:.0f} s longer than {than_usual(one['usual_s'])}"
         loses = one["money_per_hour"] or 0.0
         yield f"{one['what']} ({one['state']}{since}{late}; {loses:.4g} {found['currency']}/h)"
         if one["todo"]:

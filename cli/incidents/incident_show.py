@@ -128,7 +128,9 @@ def state_of(shown: dict[str, Any]) -> str:
         return "closed" if shown["restored_at"] else "closed, not healed"
     if shown["stuck_s"] is None:
         return "open"
-    return f"open: stuck, {shown['stuck_s']:.0f} s longer than usual (median {shown['usual_s']:.3g} s)"
+    from shared.views.incident_parts import than_usual
+
+    return f"open: stuck, {shown['stuck_s']:.0f} s longer than {than_usual(shown['usual_s'])}"
 
 
 def print_observations(shown: dict[str, Any], *, wide: bool) -> None:

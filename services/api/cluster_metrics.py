@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import Metric
 
 from services.api import present
 from services.api.live import LiveState
+from services.api.postmortem.gather import lateness
 from services.api.store.accounts import Accounts
 from services.api.store.readers import ViewReader
 from services.api.store.tables import INCIDENTS, NODES, SPANS, TASKS
@@ -22,13 +23,8 @@ from shared.events.observed_events import AnomalyKind
 from shared.events.severities import Severity
 from shared.interface.models import Task
 from shared.service.metrics import Samples, gauge
-from shared.tasks.specification import ENDED, TaskState
+from shared.tasks.specification import GOING_ON, TaskState
 from shared.views.documents import ClusterView, IncidentView, NodeState, NodeView, TaskView
-from shared.views.incident_parts import median_s, stuck_s
-
-PRESENT = tuple(sorted(state.value for state in TaskState if state not in ENDED))
-"""States of tasks that have not ended. The series of a task leave with its end."""
-
 
 FAILED_FOR = timedelta(days=1)
 """For how long a failed task has a series, unless it is resumed or deleted before: somebody looks within a day."""
@@ -64,26 +60,21 @@ def read_facts(views: ViewReader, cluster: ClusterView, now: datetime) -> Facts:
     whole = Accounts(views, now).account(limit=1).sums[ALL].get("", no_amounts())
     incidents = views.page(INCIDENTS, states=["open"])
     return Facts(
-        tasks=views.page(TASKS, states=PRESENT),
-        failed=_failed(views, now),
+        tasks=views.page(TASKS, states=GOING_ON),
+        failed=sorted(task.name for task in failed_of_late(views, now)),
         nodes=views.known(NODES, lambda: views.page(NODES)),
         open_incidents=incidents,
-        stuck=sum(_is_stuck(cluster, view, now) for view in incidents),
+        stuck=sum(lateness(cluster, view, now)[1] is not None for view in incidents),
         cluster=cluster,
         healthy_flop_per_s=sum(healthy.waf.values()) if healthy is not None else 0.0,
         worker_s=categories(whole),
     )
 
 
-def _failed(views: ViewReader, now: datetime) -> list[str]:
-    """Return the tasks that failed of late, by name."""
-    rows = views.rows(TASKS, "document", states=[TaskState.FAILED.value], newest=True, limit=MOST_FAILED)
-    tasks = (TaskView.model_validate_json(row.document) for row in rows)
-    return sorted(task.name for task in tasks if task.ended_at is not None and now - task.ended_at <= FAILED_FOR)
-
-
-def _is_stuck(cluster: ClusterView, view: IncidentView, now: datetime) -> bool:
-    return stuck_s(median_s(cluster.usual, view.kind), (now - view.occurred_at).total_seconds()) is not None
+def failed_of_late(views: ViewReader, now: datetime) -> list[TaskView]:
+    """Return the tasks that have failed of late, the newest first."""
+    newest = views.page(TASKS, states=[TaskState.FAILED.value], newest=True, limit=MOST_FAILED)
+    return [task for task in newest if task.ended_at is not None and now - task.ended_at <= FAILED_FOR]
 
 
 def cluster_metrics(facts: Facts, live: LiveState) -> Iterator[Metric]:
@@ -144,7 +135,7 @@ def _tasks(tasks: Sequence[Task]) -> Iterator[Metric]:
         for anomaly in task.anomalies:
             anomalies[task.name, anomaly.kind] += 1.0
     yield gauge("unicron_task_anomalies", "Numbers of a task that are unusual now.", anomalies, "task", "kind")
-    by_state = {(name,): float(counts[name]) for name in PRESENT}
+    by_state = {(name,): float(counts[name]) for name in GOING_ON}
     yield gauge("unicron_tasks", "Tasks that have not ended.", by_state, "state")
     for name, text, values in (
         ("unicron_task_workers", "Workers of a task.", {task.name: float(task.workers) for task in tasks}),

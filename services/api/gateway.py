@@ -29,7 +29,6 @@ from services.api.access.access import Actor
 from services.api.access.browser_sessions import BrowserSessions
 from services.api.http.computations import Computations
 from services.api.live import Live
-from services.api.node_map import NewestMap
 from services.api.output.node_files import NodeFiles, OwnFiles
 from services.api.store.feed import Feed
 from services.api.store.projection_store import Store
@@ -76,7 +75,6 @@ class Gateway:
     live: Live
     registry: CollectorRegistry = field(default_factory=new_registry)
     computations: Computations = field(default_factory=Computations)
-    newest_map: NewestMap = field(default_factory=NewestMap)
     own_files: OwnFiles = field(init=False)
     """Files of tasks on this machine."""
     sessions: BrowserSessions = field(init=False)
@@ -121,9 +119,11 @@ class Gateway:
 
     def cluster(self, views: ViewReader) -> ClusterView:
         """Return the cluster's parameters: those of the log, or the settings while the log has none."""
-        return views.get(CLUSTER, "cluster") or ClusterView(
-            price_per_worker_hour=self.settings.price_per_worker_hour, currency=self.settings.currency
-        )
+        return views.get(CLUSTER, "cluster") or self.cluster_by_settings()
+
+    def cluster_by_settings(self) -> ClusterView:
+        """Return the cluster's parameters by this process's settings."""
+        return ClusterView(price_per_worker_hour=self.settings.price_per_worker_hour, currency=self.settings.currency)
 
     async def submit(
         self, spec: TaskSpec, actor: Actor, *, key: str = "", resumes: bool = False, now: datetime | None = None

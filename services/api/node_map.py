@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 
@@ -52,21 +51,3 @@ def node_map(nodes: Iterable[NodeView], live: LiveState, assigned: Mapping[str, 
         if node.slow and node.state in AGENT_LIVES:
             made.slow |= {one.worker: one.slowdown for one in node.slow if one.slowdown > 1.0}
     return made
-
-
-class NewestMap:
-    """The newest map as JSON, for all who ask within a second. Only the event loop may use it."""
-
-    KEPT_S = 1.0
-    """For how long: heartbeats come every second or so, and 20 viewers at once need no 20 maps."""
-
-    def __init__(self) -> None:
-        self._text, self._made_s = "", -self.KEPT_S
-
-    def get(self) -> str:
-        """Return the map; empty: there is none that is new enough."""
-        return self._text if time.monotonic() - self._made_s < self.KEPT_S else ""
-
-    def put(self, text: str, began_s: float) -> None:
-        """Keep a map that was begun at a time of the monotonic clock."""
-        self._text, self._made_s = text, began_s

@@ -20,10 +20,9 @@ from services.api.store.tables import CLUSTER, SPANS, TASKS, SpanRow, table_of
 from shared.costs.service_levels import achieved_flop, healthy_flop
 from shared.costs.span_claims import Window
 from shared.interface.costs import WafHistory
-from shared.tasks.specification import ENDED, TaskState
+from shared.tasks.specification import GOING_ON
 from shared.views.documents import SpanKind, TaskView
 
-_GOING_ON = tuple(state.value for state in TaskState if state not in ENDED)
 _SPANS = table_of(SpanRow)
 
 
@@ -107,7 +106,7 @@ def _add_ended(views: ViewReader, achieved: _Points, healthy: _Points) -> None:
 
 def _add_lasting(views: ViewReader, achieved: _Points, healthy: _Points, now_s: float, live: LiveState) -> None:
     """Add the spans that last: the healthy line's, and one of each task that trains."""
-    tasks = {task.name: _at_step(task, live) for task in views.page(TASKS, states=_GOING_ON)}
+    tasks = {task.name: _at_step(task, live) for task in views.page(TASKS, states=GOING_ON)}
     cluster = views.get(CLUSTER, "cluster")
     keys = [task.progress for task in tasks.values()] + ([cluster.healthy] if cluster is not None else [])
     for span in views.several(SPANS, [key for key in keys if key]).values():

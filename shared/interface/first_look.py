@@ -10,14 +10,16 @@ from shared.interface.models import Readiness
 from shared.text import Time
 
 TroubleKind = Literal[
-    "control-plane", "incident", "task-failed", "task-waits", "storage", "unreachable", "slow-workers", "queue"
+    "control-plane", "incident", "task-failed", "storage", "unreachable", "task-waits", "slow-workers", "queue"
 ]
+"""The gravest first."""
 
 
 class Trouble(BaseModel):
     """A cause of what is wrong now, with all that follows from it.
 
-    ``key``: the same as long as it is the same cause. ``grave``: somebody has to do something about it, or it costs.
+    ``key``: the same as long as it is the same cause. ``grave``: training stands, or what breaks next may not
+    be healed. ``needs_somebody``: it does not end by itself, as a fault does that is being healed.
     ``state``: in a word or two; ``what``: in a sentence. ``todo``: what to do about it, in sentences; the commands in
     them are in back quotes.
 
@@ -33,6 +35,7 @@ class Trouble(BaseModel):
     key: str
     kind: TroubleKind
     grave: bool
+    needs_somebody: bool = False
     state: str
     what: str
     todo: list[str]

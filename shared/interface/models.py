@@ -223,7 +223,7 @@ class Incident(IncidentAmounts, IncidentFacts):
 
     ``closed_at``: when nothing was left to do. A fault from which a task did not recover has that time alone, and
     ``failed_tasks`` says why. ``usual_s``: of an open one, the median time of healed ones of its kind; null: there is
-    none. ``stuck_s``: by how much longer an open one takes; null: it is not stuck.
+    none, and ten minutes count. ``stuck_s``: by how much longer an open one takes; null: it is not stuck.
 
     ``task``: of a fault of one task; null for a node's. ``tasks``: all that the fault hit or its plans changed.
     ``counterfactuals``: models of other answers. ``observations``: what ranks and methods saw of it, if more than one

@@ -84,6 +84,9 @@ class TaskState(StrEnum):
 
 ENDED = frozenset({TaskState.STOPPED, TaskState.SUCCEEDED, TaskState.FAILED})
 
+GOING_ON = tuple(state.value for state in TaskState if state not in ENDED)
+"""Names of the states of tasks that have not ended."""
+
 IS = {
     **{state: f"is {state.value}" for state in TaskState},
     TaskState.STOPPED: "was stopped",

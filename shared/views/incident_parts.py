@@ -22,6 +22,10 @@ what a busy machine makes of it."""
 LEAST_LATE_S = 5.0
 """And no earlier than so much later than the median: that of a retry in place is below a second."""
 
+NEVER_HEALED_S = 600.0
+"""Age from which an open incident is stuck where none of its kind was healed before. Chosen: far above any recovery,
+and short beside a night."""
+
 Usual = dict[str, dict[str, float]]
 """Kind -> incident -> seconds from the fault until its tasks were back at planned strength."""
 
@@ -43,12 +47,19 @@ def stuck_s(usual_s: float | None, age_s: float) -> float | None:
     """Return how much longer than usual an open incident takes, in seconds; None: it is not stuck.
 
     Args:
-        usual_s: how long one of its kind usually takes; None: not known.
+        usual_s: how long one of its kind usually takes; None: not known, so that ``NEVER_HEALED_S`` counts.
         age_s: seconds since the fault.
     """
-    if usual_s is None or age_s < max(TIMES_USUAL * usual_s, usual_s + LEAST_LATE_S):
-        return None
-    return age_s - usual_s
+    if usual_s is None:
+        return age_s - NEVER_HEALED_S if age_s >= NEVER_HEALED_S else None
+    return age_s - usual_s if age_s >= max(TIMES_USUAL * usual_s, usual_s + LEAST_LATE_S) else None
+
+
+def than_usual(usual_s: float | None) -> str:
+    """Return what a stuck incident takes longer than, in words. ``usual_s``: as of ``stuck_s``."""
+    if usual_s is None:
+        return f"the {NEVER_HEALED_S:g} s that are allowed where none of its kind was healed before"
+    return f"usual (median {usual_s:.3g} s)"
 
 
 class Attempt(Model):

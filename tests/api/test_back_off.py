@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -10,13 +11,15 @@ from services.api.live import LiveState
 from services.api.plan_text import explain
 from services.api.postmortem.standing import held_back as held_back_lines
 from services.api.present import waits_for_storage
+from services.api.troubles.causes import causes
+from services.api.troubles.findings import read_findings
 from shared.events.plans import Response, TaskChange, Trigger
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import ErrorDetected, PlanDecided, TaskResultUnwritten, TaskResumeRequested
 from shared.tasks.specification import TaskState
 from shared.views.documents import TaskView
 from shared.views.task_parts import TaskWait
-from tests.api.kit import Server, Story, restart, spec
+from tests.api.kit import Server, Story, offline_gateway, restart, spec
 
 UNTIL = datetime(2030, 1, 1, 12, tzinfo=UTC)
 WHY = "it has failed 25 times without a new step"
@@ -98,12 +101,17 @@ def lent(story: Story) -> None:
     story.at(22).moved("p1", "gpt", "ended", 1, complete=True)
 
 
-def test_a_task_whose_workers_are_lent_says_why_and_until_when(story: Story) -> None:
+def test_a_task_whose_workers_are_lent_says_why_and_until_when(story: Story, tmp_path: Path) -> None:
     lent(story)
     shown = task(story)
     assert (shown.state, shown.reason) == (TaskState.QUEUED, "waits for its storage: no room")
     assert shown.wait == TaskWait(reason="waits for its storage: no room", until=UNTIL)
     assert waits_for_storage(shown, LiveState()) == "waits for its storage: no room"
+    with offline_gateway(tmp_path, story.records) as gateway, gateway.store.reading() as views:
+        (trouble,) = causes(read_findings(views, gateway.cluster(views), LiveState(), (), story.time()))
+    assert (trouble.kind, trouble.grave, trouble.needs_somebody) == ("storage", True, True)
+    assert trouble.what == "gpt waits for its storage: no room"
+    assert (trouble.money_per_hour, trouble.cost_basis) == (0.0, "its workers are free for other tasks")
 
 
 @pytest.mark.parametrize("by_operator", [False, True])

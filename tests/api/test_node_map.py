@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from services.api import node_map
 from shared.bus.connection import Bus
 from shared.events.union import NodeCordoned, NodeLeft, WorkerSlowed
 from shared.log.journal import Journal
 from shared.messages.signals import HEARTBEATS, WorkerStatus
 from shared.settings.model import Settings
-from tests.api.kit import Server, Story, serving
+from tests.api.kit import Story, serving
 from tests.condition import until
 from tests.versions.kit import heartbeat
 
@@ -65,18 +62,3 @@ async def test_the_map_says_what_the_list_says(settings: Settings, bus: Bus, jou
         assert ("gpt", "training") in nodes["n1"]["workers"]
         assert found["slow"] == {"n0/1": 2.5}
         assert found["workers"][2] == [-1, found["use_names"].index("unknown"), 3]  # one run of three workers
-
-
-async def test_all_who_ask_within_a_second_have_one_map_unless_they_ask_for_a_position(
-    api: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(node_map.NewestMap, "KEPT_S", 1e9)
-    await api.join("n0")
-    assert (await api.http.get("/v1/node-map")).json()["names"] == ["n0"]
-    await api.join("n1")
-    assert (await api.http.get("/v1/node-map")).json()["names"] == ["n0"]
-    assert (await api.http.get("/v1/node-map?min_position=1")).json()["names"] == ["n0", "n1"]
-    assert (await api.http.get("/v1/node-map")).json()["names"] == ["n0", "n1"]
-    monkeypatch.setattr(node_map.NewestMap, "KEPT_S", 0.0)
-    await api.join("n2")
-    assert (await api.http.get("/v1/node-map")).json()["names"] == ["n0", "n1", "n2"]

@@ -31,7 +31,7 @@ from shared.events.union import (
 )
 from shared.messages.health import HEALTH, Health
 from shared.messages.signals import Heartbeat, WorkerStatus
-from shared.views.incident_parts import LEAST_LATE_S, REMEMBERED, median_s, stuck_s, with_duration
+from shared.views.incident_parts import LEAST_LATE_S, NEVER_HEALED_S, REMEMBERED, median_s, stuck_s, with_duration
 from tests.api.kit import Server, Story, cost_report, restart, stage
 
 
@@ -89,8 +89,8 @@ def test_an_incident_that_takes_longer_than_its_kind_usually_does_is_stuck(story
     assert early.headline.endswith("open for 10.00 s (usually 8.00 s)")
     late = shown(story, tmp_path, story.time(240), "i2")
     assert late.incident.stuck_s == 32.0
-    assert late.headline.endswith("not at planned strength yet: stuck, 32.00 s longer than usual (median 8.00 s)")
-    assert "stuck, 32.00 s longer than usual (median 8.00 s)" in late.standing[0]
+    assert late.headline.endswith("not at planned strength yet: stuck, 32.00 s longer than usual (median 8 s)")
+    assert "stuck, 32.00 s longer than usual (median 8 s)" in late.standing[0]
     assert late.todo == ["It is stuck: `unicron status` says how far each part of the control plane is, its log why."]
     over = shown(story, tmp_path, story.time(240), "i1")
     assert (over.incident.usual_s, over.incident.stuck_s) == (None, None)
@@ -113,7 +113,8 @@ def test_a_short_median_leaves_time_for_a_busy_machine() -> None:
     assert stuck_s(0.5, 0.5 + LEAST_LATE_S) == LEAST_LATE_S
     assert stuck_s(60.0, 119.0) is None
     assert stuck_s(60.0, 120.0) == 60.0
-    assert stuck_s(None, 1e6) is None
+    assert stuck_s(None, NEVER_HEALED_S - 1.0) is None  # none of its kind was healed before
+    assert stuck_s(None, NEVER_HEALED_S + 1.0) == 1.0
 
 
 def lose_two_get_one(story: Story) -> Story:

@@ -46,7 +46,8 @@ class Subject(Model):
     Attributes:
         topic: kind of the trouble.
         name: of the incident, the task or the node; empty: the control plane.
-        occurrence: tells it from an earlier trouble of the same thing: a time or the id of an event.
+        occurrence: tells it from another trouble of the same thing that may be open beside it, such as the id of its
+            event; empty: there is one at a time.
     """
 
     topic: Topic
@@ -71,6 +72,7 @@ class Notice:
         link: to what people read of it.
         data: the facts, as JSON has them.
         at: when it was written.
+        earlier: troubles of which the receiver was told before, and which are over (``Sent.ended``).
     """
 
     subject: Subject
@@ -80,11 +82,12 @@ class Notice:
     link: str
     at: datetime
     data: Mapping[str, Any] = field(default_factory=dict)
+    earlier: int = 0
 
     @property
     def id(self) -> str:
         """Of this notice, however often it is sent."""
-        return derived_id(self.subject.key, "notice", self.type)
+        return derived_id(self.subject.key, "notice", f"{self.type} {self.earlier}")
 
 
 def notice(

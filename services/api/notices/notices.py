@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from services.api.gateway import Gateway
 from services.api.notices.notice import Notice, Subject
-from services.api.notices.occasions import TYPES, Looker
+from services.api.notices.occasions import TYPES, Looker, Present
 from services.api.notices.queues import Queues, Sent, Turn
 from services.api.notices.receivers import Receiver, read_receivers
 from services.api.notices.sending import NoticeMetrics, Sender
@@ -156,10 +157,10 @@ class _ReceiverQueue:
             until = api.feed.position
             try:
                 await self._send_begun(api, until)
-                now = await self._looker.present(api)
+                now = await self._looker.present(api, self._sent.open)
                 open_ = list(self._sent.open.values())
             except Unavailable:  # of the log or the projections, which somebody is to be told
-                now = await self._looker.degraded(api)
+                now = await self._looker.degraded(api, self._sent.open)
                 open_ = [one for one in self._sent.open.values() if one.topic == "control-plane"]
             await self._send_present(api, now, open_)
             await asyncio.sleep(_PAUSE_S)
@@ -180,21 +181,20 @@ class _ReceiverQueue:
                 self._sent = self._sent.at(record.position)
                 await self._beat()
 
-    async def _send_present(self, api: Gateway, now: Mapping[str, Notice], open_: Sequence[Subject]) -> None:
+    async def _send_present(self, api: Gateway, now: Present, open_: Sequence[Subject]) -> None:
         """Send what holds now and was not said, and the ends of what is over.
 
         Args:
             api: has the projections.
-            now: what holds, by the keys of its subjects.
+            now: what holds.
             open_: what was said and may be over.
         """
-        for key, found in now.items():
-            if key not in self._sent.open:
-                await self._deliver(found)
-                self._sent = self._sent.opened(found.subject)
-                await self._beat()
+        for found in now.new:
+            await self._deliver(found)
+            self._sent = self._sent.opened(found.subject)
+            await self._beat()
         for subject in open_:
-            over = await self._looker.over(api, subject, now)
+            over = await self._looker.over(api, subject, now.keys)
             if over is not None:
                 await self._deliver(over)
                 self._sent = self._sent.closed(subject)
@@ -209,4 +209,4 @@ class _ReceiverQueue:
             return
         about = {name: value for name in ("incident", "task", "node") if isinstance(value := found.data.get(name), str)}
         with concerning(about):
-            await self._sender.deliver(found)
+            await self._sender.deliver(dataclasses.replace(found, earlier=self._sent.ended))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 from services.api import present
 from services.api.gateway import Gateway
+from services.api.live import LiveState
 from services.api.notices.notice import Notice, Subject, notice
 from services.api.postmortem import standing
 from services.api.postmortem.gather import Known, known, lateness
@@ -18,8 +21,8 @@ from services.api.store.readers import ViewReader
 from services.api.store.tables import INCIDENTS, NODES, TASKS
 from shared.events.union import ErrorDetected, Recorded, TaskFailed
 from shared.model import utc_now
-from shared.tasks.specification import ENDED, TaskState
-from shared.views.documents import IncidentView, NodeState, NodeView, TaskView
+from shared.tasks.specification import GOING_ON, TaskState
+from shared.views.documents import NodeState, NodeView, TaskView
 
 TYPES = ["error.detected", "task.failed"]
 """The types of events that begin a trouble. All else is seen in what holds at a moment."""
@@ -28,11 +31,19 @@ DEGRADED_S = 30.0
 """How long a part of the control plane may be away before somebody is called: a service that is started again takes
 seconds, and until then nothing is lost that waits."""
 
-NEVER_HEALED_S = 600.0
-"""Age at which an open incident counts as stuck where none of its kind was healed before: no median says what is usual.
-"""
 
-_GOING_ON = sorted(state.value for state in TaskState if state not in ENDED)
+@dataclass
+class Present:
+    """What holds at a moment: the keys of all of it, and notices of what a receiver was not told of yet."""
+
+    keys: set[str] = field(default_factory=set)
+    new: list[Notice] = field(default_factory=list)
+
+    def add(self, subject: Subject, said: Container[str], write: Callable[[Subject], Notice]) -> None:
+        """Take note of what holds; ``write`` makes the notice, which takes more than the look."""
+        self.keys.add(subject.key)
+        if subject.key not in said:
+            self.new.append(write(subject))
 
 
 class Looker:
@@ -59,63 +70,56 @@ class Looker:
             if view is None:
                 return None
             if view.position == record.position:
-                return self._incident(api, views, Subject(topic="incident", name=view.id), at, resolved=False)
+                return self._incident(api, views, Subject(topic="incident", name=view.id), at=at, resolved=False)
             if event.repeats is None:
                 return None
             again = Subject(topic="incident", name=view.id, occurrence=event.event_id)
-            return self._incident(api, views, again, at, resolved=False, type="incident.reopened")
+            return self._incident(api, views, again, at=at, resolved=False, type="incident.reopened")
 
         return await api.read(read)
 
-    async def present(self, api: Gateway) -> dict[str, Notice]:
-        """Return what holds now, by the keys of its subjects: all topics that no event begins."""
-        at = utc_now()
+    async def present(self, api: Gateway, said: Container[str]) -> Present:
+        """Return what holds now of all topics that no event begins. ``said``: keys of what the receiver knows."""
+        at, live = utc_now(), api.live.state()
 
-        def read(views: ViewReader) -> list[Notice]:
-            tasks = views.page(TASKS, states=_GOING_ON)
-            nodes = views.page(NODES, states=[NodeState.ISOLATED.value])
-            open_ = [view for view in views.page(INCIDENTS, states=["open"]) if _is_stuck(api, views, view, at)]
-            stuck = (
-                Subject(topic="incident-stuck", name=view.id, occurrence=str(len(view.attempts))) for view in open_
-            )
-            return [
-                *(self._incident(api, views, subject, at, resolved=False) for subject in stuck),
-                *(self._task_waits(view, at) for view in tasks if _waits(view)),
-                *(self._isolated(view, at) for view in nodes),
-            ]
+        def read(views: ViewReader) -> Present:
+            cluster = api.cluster(views)
+            found = Present()
+            for incident in views.page(INCIDENTS, states=["open"]):
+                if lateness(cluster, incident, at)[1] is not None:
+                    stuck = Subject(topic="incident-stuck", name=incident.id, occurrence=str(len(incident.attempts)))
+                    found.add(stuck, said, partial(self._incident, api, views, at=at, resolved=False))
+            for task in views.page(TASKS, states=GOING_ON):
+                if why := _waits(task, live):
+                    waits = Subject(topic="task-waiting", name=task.name, occurrence=task.submission_id)
+                    found.add(waits, said, partial(self._task_waits, task, why, at))
+            for node in views.page(NODES, states=[NodeState.ISOLATED.value]):
+                isolated = Subject(topic="node-isolated", name=node.name)
+                found.add(isolated, said, partial(self._isolated, node, at))
+            return found
 
-        return {one.subject.key: one for one in await api.read(read)} | await self.degraded(api)
+        found = await api.read(read)
+        degraded = await self.degraded(api, said)
+        return Present({*found.keys, *degraded.keys}, [*found.new, *degraded.new])
 
-    async def degraded(self, api: Gateway) -> dict[str, Notice]:
+    async def degraded(self, api: Gateway, said: Container[str]) -> Present:
         """Return whether parts of the control plane are away, as ``present`` does; this needs no database."""
-        parts = [text for text in await health.troubles(api) if not text.startswith("nodes: ")]
+        parts = await health.parts_away(api, besides="nodes")
         if api.live.state().reachability.cut_off_since is not None:
             parts.append("cut off from all nodes: nothing is replaced")
         if not parts:
             self._away_since = None
-            return {}
+            return Present()
         self._away_since = self._away_since or (time.monotonic(), utc_now().isoformat(timespec="seconds"))
         since_s, since = self._away_since
-        if time.monotonic() - since_s < DEGRADED_S:
-            return {}
-        found = notice(
-            Subject(topic="control-plane"),
-            summary=f"part of the control plane is away since {since}, and the next fault may not be healed: "
-            + "; ".join(parts),
-            link=self._link(),
-            data={
-                "parts": parts,
-                "since": since,
-                "to_do": ["`unicron status` says which part is away; start it again"],
-            },
-            at=utc_now(),
-            resolved=False,
-        )
-        return {found.subject.key: found}
+        found = Present()
+        if time.monotonic() - since_s >= DEGRADED_S:
+            found.add(Subject(topic="control-plane"), said, partial(self._degraded, parts, since))
+        return found
 
-    async def over(self, api: Gateway, subject: Subject, now: Mapping[str, Notice]) -> Notice | None:
-        """Return that a trouble is over; None: it is not. ``now``: as ``present`` returns it."""
-        if subject.key in now:
+    async def over(self, api: Gateway, subject: Subject, holding: Container[str]) -> Notice | None:
+        """Return that a trouble is over; None: it is not. ``holding``: keys of what holds."""
+        if subject.key in holding:
             return None
         at = utc_now()
         if subject.topic not in ("incident", "incident-stuck", "task-failed"):
@@ -129,7 +133,7 @@ class Looker:
             view = views.get(INCIDENTS, subject.name)
             if view is None or (subject.topic == "incident" and view.closed_at is None):
                 return None
-            return self._incident(api, views, subject, at, resolved=True)
+            return self._incident(api, views, subject, at=at, resolved=True)
 
         return await api.read(read)
 
@@ -144,7 +148,7 @@ class Looker:
         return notice(subject, summary=text, link=self._link(), data=data, at=at, resolved=True)
 
     def _incident(
-        self, api: Gateway, views: ViewReader, subject: Subject, at: datetime, *, resolved: bool, type: str = ""
+        self, api: Gateway, views: ViewReader, subject: Subject, *, at: datetime, resolved: bool, type: str = ""
     ) -> Notice:
         cluster = api.cluster(views)
         found = known(views, subject.name, cluster, at)
@@ -178,24 +182,39 @@ class Looker:
             resolved=False,
         )
 
-    def _task_waits(self, view: TaskView, at: datetime) -> Notice:
-        failure = view.checkpoint_failure
-        unwritten = failure is not None and _unwritten(view)
-        reason = failure.reason if failure is not None and unwritten else view.wait.reason if view.wait else ""
-        step = failure.step if failure is not None and unwritten else view.step
-        todo = f"mend its cause, then `unicron resume {view.name}`"
+    def _task_waits(self, view: TaskView, reason: str, at: datetime, subject: Subject) -> Notice:
         return notice(
-            Subject(topic="task-waiting", name=view.name, occurrence=view.submission_id),
-            summary=f"task {view.name} waits at step {step} until somebody acts: {reason}",
+            subject,
+            summary=f"task {view.name} waits at step {view.step} until somebody acts: {reason}",
             link=self._link(),
-            data={"task": view.name, "reason": reason, "step": step, "to_do": [todo]},
+            data={
+                "task": view.name,
+                "reason": reason,
+                "step": view.step,
+                "to_do": [f"mend its cause, then `unicron resume {view.name}`"],
+            },
             at=at,
             resolved=False,
         )
 
-    def _isolated(self, view: NodeView, at: datetime) -> Notice:
+    def _degraded(self, parts: list[str], since: str, subject: Subject) -> Notice:
         return notice(
-            Subject(topic="node-isolated", name=view.name),
+            subject,
+            summary=f"part of the control plane is away since {since}, and the next fault may not be healed: "
+            + "; ".join(parts),
+            link=self._link(),
+            data={
+                "parts": parts,
+                "since": since,
+                "to_do": ["`unicron status` says which part is away; start it again"],
+            },
+            at=utc_now(),
+            resolved=False,
+        )
+
+    def _isolated(self, view: NodeView, at: datetime, subject: Subject) -> Notice:
+        return notice(
+            subject,
             summary=f"node {view.name} is isolated{f': {view.reason}' if view.reason else ''}",
             link=self._link(),
             data={
@@ -220,21 +239,8 @@ def facts_of(found: Known) -> dict[str, Any]:
     return {"incident": facts.pop("id"), "cause": found.view.kind.value, **facts}
 
 
-def _is_stuck(api: Gateway, views: ViewReader, view: IncidentView, now: datetime) -> bool:
-    usual_s, late_s = lateness(api.cluster(views), present.incident_facts(view), now)
-    if usual_s is None:
-        return (now - view.occurred_at).total_seconds() >= NEVER_HEALED_S
-    return late_s is not None
-
-
-def _waits(view: TaskView) -> bool:
-    """Return whether a task starts again only once somebody acts."""
-    return _unwritten(view) or (view.wait is not None and view.wait.until is None)
-
-
-def _unwritten(view: TaskView) -> bool:
-    """Return whether a task whose steps are all done cannot write its result.
-
-    A checkpoint that cannot be written in the midst of training is no trouble: a later one is written by itself.
-    """
-    return view.checkpoint_failure is not None and view.checkpoint_failure.step >= view.spec.steps
+def _waits(view: TaskView, live: LiveState) -> str:
+    """Return why a task starts again, or ends, only once somebody acts; empty: it waits for nobody."""
+    if view.wait is not None and view.wait.until is None:
+        return view.wait.reason
+    return present.waits_for_storage(view, live)

@@ -35,22 +35,26 @@ class Sent(Model):
     Attributes:
         position: of the log, up to which all was announced.
         open: troubles that were announced and are not over, by their keys.
+        ended: how many troubles were said to be over. It tells notices of a trouble that comes again from the earlier
+            ones, which have the same key.
     """
 
     position: int
     open: dict[str, Subject] = Field(default_factory=dict)
+    ended: int = 0
 
     def at(self, position: int) -> Sent:
         """Return the same up to another position."""
-        return Sent(position=position, open=self.open)
+        return self.model_copy(update={"position": position})
 
     def opened(self, subject: Subject) -> Sent:
         """Return it with one more trouble."""
-        return Sent(position=self.position, open={**self.open, subject.key: subject})
+        return self.model_copy(update={"open": {**self.open, subject.key: subject}})
 
     def closed(self, subject: Subject) -> Sent:
         """Return it without a trouble that is over."""
-        return Sent(position=self.position, open={key: one for key, one in self.open.items() if key != subject.key})
+        others = {key: one for key, one in self.open.items() if key != subject.key}
+        return self.model_copy(update={"open": others, "ended": self.ended + 1})
 
 
 class Turn(NamedTuple):

@@ -44,7 +44,9 @@ class Known:
     waits: Sequence[str] = ()
 
 
-def lateness(cluster: ClusterView, incident: IncidentFacts, now: datetime) -> tuple[float | None, float | None]:
+def lateness(
+    cluster: ClusterView, incident: IncidentFacts | IncidentView, now: datetime
+) -> tuple[float | None, float | None]:
     """Return how long an open incident should take, and how late it is, in seconds; None: as of ``IncidentAmounts``."""
     if incident.closed_at is not None:
         return None, None

@@ -12,6 +12,7 @@ from shared.events.severities import ErrorKind, Severity
 from shared.interface.models import Incident
 from shared.tasks.specification import ENDED
 from shared.views.documents import NodeState, SpanView, TaskView
+from shared.views.incident_parts import than_usual
 
 
 def shortfalls(spans: Sequence[SpanView], closed_at: datetime | None) -> list[Shortfall]:
@@ -66,7 +67,7 @@ def _outcome(incident: Incident, short: Sequence[Shortfall], now: datetime) -> s
 def _open_for(incident: Incident, now: datetime) -> str:
     """Return for how long an incident has been open, beside how long one of its kind usually is."""
     if incident.stuck_s is not None:
-        return f"stuck, {seconds(incident.stuck_s)} longer than usual (median {seconds(incident.usual_s)})"
+        return f"stuck, {seconds(incident.stuck_s)} longer than {than_usual(incident.usual_s)}"
     usual = "none of its kind was healed before" if incident.usual_s is None else f"usually {seconds(incident.usual_s)}"
     return f"open for {_after(incident, now)} ({usual})"
 

@@ -147,7 +147,7 @@ async def postmortem(incident: Id, api: Api, output: postmortem_pages.Output = "
         return known(views, incident, cluster, as_of), cluster
 
     found, cluster = await api.read(read)
-    away = await health.troubles(api) if found.incident.closed_at is None else []
+    away = await health.parts_away(api) if found.incident.closed_at is None else []
     made = await asyncio.to_thread(post_mortem, found, api.journal.log, cluster, as_of, away)
     if "last_output" not in made.evidence:
         outputs, missing = await last_output(made.failed, api.own_files, api.node_files)

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request, Response, status
+from fastapi import APIRouter, Depends, Query, Response, status
 
 from services.api import present
 from services.api.access.access import Operator
-from services.api.gateway import Api, Gateway, as_json, as_text
+from services.api.gateway import Api, Gateway
 from services.api.node_map import node_map
 from services.api.requests import node_requests
 from services.api.route_parts.bodies import described, options
-from services.api.route_parts.parameters import CHANGE, NAMED, PROBLEMS, READ_PARAMETERS, Cursor, Limit, NodeName, page
+from services.api.route_parts.parameters import CHANGE, NAMED, PROBLEMS, Cursor, Limit, NodeName, page
 from services.api.store.readers import ViewReader
 from services.api.store.tables import NODES, TASKS
 from shared.interface.first_look import NodeMap
 from shared.interface.models import DrainRequest, Node, NodeRequest, Page, ShownNodeState
 from shared.projections.nodes import AGENT_LIVES
-from shared.tasks.specification import ENDED, TaskState
+from shared.tasks.specification import GOING_ON
 from shared.views.documents import NodeView
 
 router = APIRouter(prefix="/v1", tags=["nodes"], responses=PROBLEMS)
 
-_GOING_ON = tuple(state.value for state in TaskState if state not in ENDED)
-
 
 def _assigned(views: ViewReader) -> dict[str, tuple[str, int]]:
     """Return what tasks have of workers; those that have ended have none."""
-    return present.assigned_ranks(views.page(TASKS, states=_GOING_ON))
+    return present.assigned_ranks(views.page(TASKS, states=GOING_ON))
 
 
 @router.get("/nodes", response_model=Page[Node])
@@ -59,19 +56,15 @@ async def nodes(
 
 
 @router.get("/node-map", response_model=NodeMap)
-async def all_nodes(api: Api, request: Request) -> Response:
-    """Show what every worker of every node does, in columns; the answer is a second old at most."""
-    text = "" if READ_PARAMETERS[0] in request.query_params else api.newest_map.get()
-    if not text:
-        began_s, live = time.monotonic(), api.live.state()
+async def all_nodes(api: Api) -> Response:
+    """Show what every worker of every node does, in columns."""
+    live = api.live.state()
 
-        def answer(views: ViewReader) -> str:
-            known = views.known(NODES, lambda: views.page(NODES))
-            return as_text(node_map(known, live, views.known("assigned", lambda: _assigned(views))))
+    def answer(views: ViewReader) -> NodeMap:
+        known = views.known(NODES, lambda: views.page(NODES))
+        return node_map(known, live, views.known("assigned", lambda: _assigned(views)))
 
-        text = await api.read(answer)
-        api.newest_map.put(text, began_s)
-    return as_json(text)
+    return await api.answer(answer)
 
 
 @router.get("/nodes/{name}", responses=NAMED)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from fastapi import APIRouter, Response
 
-from services.api.gateway import Api
+from services.api.gateway import Api, as_json
 from services.api.route_parts.parameters import PROBLEMS
 from services.api.routers import health
 from services.api.store.readers import ViewReader
 from services.api.troubles.causes import MOST, causes
-from services.api.troubles.findings import read_findings
-from shared.interface.first_look import Troubles
+from services.api.troubles.findings import Findings, read_findings
+from shared.errors import Unavailable
+from shared.interface.first_look import Trouble, Troubles
+from shared.interface.models import Readiness
 from shared.model import utc_now
+from shared.views.documents import ClusterView
 
 router = APIRouter(prefix="/v1/troubles", tags=["health"], responses=PROBLEMS)
 
@@ -24,14 +29,21 @@ async def troubles(api: Api) -> Response:
 
     def answer(views: ViewReader) -> Troubles:
         cluster = api.cluster(views)
-        found = causes(read_findings(views, cluster, live, status.checks, as_of))
-        return Troubles(
-            as_of=as_of,
-            items=found[:MOST],
-            more=max(len(found) - MOST, 0),
-            money_per_hour=sum(one.money_per_hour or 0.0 for one in found),
-            currency=cluster.currency,
-            status=status,
-        )
+        return _answer(causes(read_findings(views, cluster, live, status.checks, as_of)), cluster, status, as_of)
 
-    return await api.answer(answer)
+    try:
+        return await api.answer(answer)
+    except Unavailable:  # the projections, of which the checks know: what is wrong is said all the same
+        alone = causes(Findings(cluster=api.cluster_by_settings(), checks=status.checks))
+        return as_json(_answer(alone, api.cluster_by_settings(), status, as_of))
+
+
+def _answer(found: list[Trouble], cluster: ClusterView, status: Readiness, as_of: datetime) -> Troubles:
+    return Troubles(
+        as_of=as_of,
+        items=found[:MOST],
+        more=max(len(found) - MOST, 0),
+        money_per_hour=sum(one.money_per_hour or 0.0 for one in found),
+        currency=cluster.currency,
+        status=status,
+    )

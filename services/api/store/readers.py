@@ -203,10 +203,17 @@ class ViewReader:
         return None if document is None else _parsed(PLANS, document).decided_at
 
     def page(
-        self, kind: Kind[V], *, after: int = 0, limit: int | None = None, states: Sequence[str] = (), task: str = ""
+        self,
+        kind: Kind[V],
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        states: Sequence[str] = (),
+        task: str = "",
+        newest: bool = False,
     ) -> list[V]:
         """Return views in the order of their positions; the arguments are those of ``rows``."""
-        found = self.rows(kind, "document", after=after, limit=limit, states=states, task=task)
+        found = self.rows(kind, "document", after=after, limit=limit, states=states, task=task, newest=newest)
         return [_parsed(kind, row.document) for row in found]
 
     def rows(

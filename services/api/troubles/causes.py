@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from services.api.postmortem.standing import held_back, shortfalls, todo
 from services.api.troubles.findings import FailedTask, Findings, OngoingIncident
 from shared.costs.charges import SECONDS_PER_HOUR, money
 from shared.events.severities import Severity
-from shared.interface.first_look import Trouble
+from shared.interface.first_look import Trouble, TroubleKind
 from shared.interface.models import Incident, IncidentFacts
 from shared.tasks.specification import TaskState
 from shared.views.documents import NodeView, TaskView
@@ -30,10 +30,7 @@ which two of them count as lost differ by less."""
 _NAMED = 3
 """Names of one cause that are said; the others are counted."""
 
-_ORDER = (
-    "control-plane", "incident", "task-failed", "storage", "unreachable", "task-waits", "slow-workers", "queue",
-)  # fmt: skip
-"""Kinds, the gravest first."""
+_ORDER = get_args(TroubleKind)
 
 _RESTARTED = {
     "log": "Start the database of the log again, or mend the way to it; the services go on by themselves.",
@@ -105,6 +102,7 @@ def _control_plane(known: Findings) -> Iterator[Trouble]:
         key="control-plane",
         kind="control-plane",
         grave=True,
+        needs_somebody=True,
         state="no nodes" if without_nodes else "away",
         what=what,
         todo=steps,
@@ -160,6 +158,7 @@ def _incident(known: Findings, group: Sequence[OngoingIncident]) -> Trouble:
         key=f"incident {first.id}",
         kind="incident",
         grave=is_open or out is not None,
+        needs_somebody=worst.stuck_s is not None or any(node in known.out for node in nodes),
         state=state,
         what=f"{first.severity.value}: {first.kind.value} of {_place(known, group)}{_hits(tasks, short, is_open)}",
         todo=_todo(known, group, out),
@@ -243,6 +242,7 @@ def _failed(known: Findings) -> Iterator[Trouble]:
             key=f"failed {_line(tasks[0].reason)}",
             kind="task-failed",
             grave=True,
+            needs_somebody=True,
             state="failed",
             what=f"{names(named)} failed: {_line(tasks[0].reason)}",
             todo=[_mend(group)],
@@ -283,6 +283,7 @@ def _held(known: Findings, group: Sequence[TaskView]) -> Trouble:
         key=f"waits {_line(reason)}",
         kind="task-waits",
         grave=True,
+        needs_somebody=any(task.wait is not None and task.wait.until is None for task in group),
         state="waits",
         what=f"{names(named)} waits after failures: {_line(reason)}",
         todo=held_back(group)[:1],
@@ -300,15 +301,19 @@ def _storage(known: Findings, task: TaskView) -> str:
 
 def _cannot_write(known: Findings, group: Sequence[TaskView]) -> Trouble:
     named = [task.name for task in group]
-    waiting = sum(len(task.members) for task in group if task.name in known.unwritten)
+    done = [task for task in group if task.name in known.unwritten]
+    waiting = sum(len(task.members) for task in done)  # none, where its workers are lent meanwhile
     since = [task.checkpoint_failure.at for task in group if task.checkpoint_failure is not None]
-    basis = f"{_counted(waiting, 'worker')} waiting" if waiting else "it trains on; a fault would cost the steps since"
+    basis = f"{_counted(waiting, 'worker')} waiting" if waiting else "its workers are free for other tasks"
+    if not done:
+        basis = "it trains on; a fault would cost the steps since"
     return Trouble(
         key=f"storage {_storage(known, group[0])}",
         kind="storage",
-        grave=bool(waiting),
+        grave=bool(done),
+        needs_somebody=bool(done),
         state="cannot write",
-        what=f"{names(named)} cannot write a checkpoint: {_storage(known, group[0])}",
+        what=f"{names(named)} {'' if done else 'cannot write a checkpoint: '}{_storage(known, group[0])}",
         todo=["Mend the storage that the reason names, or its space; the next checkpoint that is written ends this."],
         since=min(since, default=None),
         money_per_hour=_per_hour(known, waiting),
@@ -353,6 +358,7 @@ def _unreachable(known: Findings) -> Iterator[Trouble]:
             key=f"unreachable {'' if cut_off else group[0].domain}",
             kind="unreachable",
             grave=True,
+            needs_somebody=True,
             state="unreachable",
             what=f"No heartbeats of {f'{many}: ' if many else ''}{names(named)}{f'; reached by {by}' if by else ''}",
             todo=[f"Look at the network between the control plane and {named[0]}; its ranks are kept, and train on."],

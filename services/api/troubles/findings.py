@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from services.api import present
-from services.api.cluster_metrics import FAILED_FOR, MOST_FAILED, PRESENT
+from services.api.cluster_metrics import failed_of_late
 from services.api.live import LiveState
 from services.api.postmortem.gather import lateness
 from services.api.store.accounts import Accounts
@@ -18,7 +18,7 @@ from shared.costs.settlement import failure_worker_s
 from shared.interface.models import Check, Incident, IncidentFacts
 from shared.messages.reachability import Reachability
 from shared.projections.nodes import AGENT_LIVES
-from shared.tasks.specification import TaskState
+from shared.tasks.specification import GOING_ON
 from shared.views.documents import ClusterView, IncidentView, NodeState, NodeView, SpanView, TaskView
 from shared.views.observed_views import SlowdownView
 
@@ -53,7 +53,6 @@ class FailedTask:
 class Findings:
     """What is known of what is wrong. ``checks``: of the control plane. ``out``: nodes that are lost or isolated."""
 
-    now: datetime
     cluster: ClusterView
     checks: Sequence[Check] = ()
     incidents: Sequence[OngoingIncident] = ()
@@ -71,11 +70,10 @@ def read_findings(
     views: ViewReader, cluster: ClusterView, live: LiveState, checks: Sequence[Check], now: datetime
 ) -> Findings:
     """Read what is wrong. The time it takes does not grow with the history."""
-    tasks = {task.name: task for task in views.page(TASKS, states=PRESENT)}
+    tasks = {task.name: task for task in views.page(TASKS, states=GOING_ON)}
     out = {node.name: node for node in views.page(NODES, states=_OUT)}
     silent = views.several(NODES, live.reachability.unreachable)
     return Findings(
-        now=now,
         cluster=cluster,
         checks=checks,
         incidents=_incidents(views, cluster, tasks.values(), out.values(), now),
@@ -93,8 +91,8 @@ def _incidents(
     views: ViewReader, cluster: ClusterView, tasks: Iterable[TaskView], out: Iterable[NodeView], now: datetime
 ) -> list[OngoingIncident]:
     """Return the incidents that are open, those that took a node that is out, and those from which a task suffers."""
-    newest = views.rows(INCIDENTS, "document", states=["open"], newest=True, limit=MOST_INCIDENTS)
-    found = views.several(INCIDENTS, [row.key for row in newest])
+    newest = views.page(INCIDENTS, states=["open"], newest=True, limit=MOST_INCIDENTS)
+    found = {view.id: view for view in newest}
     spans = views.several(SPANS, [*(node.span for node in out), *(key for task in tasks for key in task.shortfalls)])
     causes = {span.incident for span in spans.values() if span.incident and span.end is None}
     found |= views.several(INCIDENTS, sorted(causes - found.keys())[:MOST_INCIDENTS])
@@ -121,18 +119,10 @@ def _shown(view: IncidentView, cluster: ClusterView, now: datetime) -> Incident:
 
 def _failed(views: ViewReader, now: datetime) -> list[FailedTask]:
     """Return the tasks that have failed of late, the newest first."""
-    failed = views.known("failed tasks", lambda: _newest_failed(views))
-    return [one for one in failed if one.task.ended_at is not None and now - one.task.ended_at <= FAILED_FOR]
+    return [FailedTask(task, _failure_of(views, task.name)) for task in failed_of_late(views, now)]
 
 
-def _newest_failed(views: ViewReader) -> list[FailedTask]:
-    rows = views.rows(TASKS, "document", states=[TaskState.FAILED.value], newest=True, limit=MOST_FAILED)
-    tasks = views.several(TASKS, [row.key for row in rows])
-    newest = {name: views.rows(INCIDENTS, task=name, newest=True, limit=1) for name in tasks}
-    incidents = views.several(INCIDENTS, [found[0].key for found in newest.values() if found])
-    failed = []
-    for row in rows:
-        view = incidents.get(newest[row.key][0].key) if newest[row.key] else None
-        of_it = view is not None and row.key in view.failed_tasks
-        failed.append(FailedTask(tasks[row.key], present.incident_facts(view) if view is not None and of_it else None))
-    return failed
+def _failure_of(views: ViewReader, task: str) -> IncidentFacts | None:
+    """Return the newest incident of a failed task, if that has failed because of it."""
+    newest = views.page(INCIDENTS, task=task, newest=True, limit=1)
+    return present.incident_facts(newest[0]) if newest and task in newest[0].failed_tasks else None
