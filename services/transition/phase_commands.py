@@ -139,20 +139,24 @@ def _configure(state: State, part: Part, phase: Phase) -> list[Send]:
     stage = stage_of(part, phase)
     if run is None or not run.replies or stage is None:
         return []
-    store = run.replies[-1]
+    store, task = run.replies[-1], state.task(part.task)
+    # Checked once, and not for each node: it names all members.
+    alike = ConfigureTask(
+        command_id=part.plan,
+        plan=part.plan,
+        task=part.task,
+        generation=stage.generation,
+        stage=stage,
+        store_host=store.host,
+        store_port=store.port,
+        fault_step=task.step,
+        resumes=task.resumes,
+        # Live members know it themselves.
+        identity=dict(task.identity) if all(member.source != "live" for member in stage.members) else {},
+    )
 
     def build(base: dict[str, Any], _: list[str]) -> Command:
-        task = state.task(part.task)
-        return ConfigureTask(
-            **base,
-            stage=stage,
-            store_host=store.host,
-            store_port=store.port,
-            fault_step=task.step,
-            resumes=task.resumes,
-            # Live members know it themselves.
-            identity=dict(task.identity) if all(member.source != "live" for member in stage.members) else {},
-        )
+        return alike.model_copy(update=base)
 
     return _per_node(state, part, phase, members(stage), build, salt=f"{store.host}:{store.port}")
 

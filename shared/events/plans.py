@@ -9,11 +9,12 @@ import hashlib
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Literal
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from shared.events.worker_runs import full_members, full_workers
+from shared.events.worker_runs import full_members, full_workers, short_members
 from shared.model import Model, canonical_json
 
 Workers = Annotated[list[str], BeforeValidator(full_workers)]
@@ -309,6 +310,11 @@ class Stage(Model):
     checkpoint: str = ""
     complete: bool = True
     shares: list[int] = Field(default_factory=list, exclude_if=_is_unset)
+
+    @cached_property
+    def short(self) -> dict[str, Any]:
+        """The stage as JSON values, its members as runs (``shared.events.worker_runs``), which the model reads."""
+        return {**self.model_dump(mode="json", exclude={"members"}), "members": short_members(self.members)}
 
 
 class TaskChange(Model):

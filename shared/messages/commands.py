@@ -102,6 +102,11 @@ class ConfigureTask(CommandBase):
     resumes: bool = False
     identity: dict[str, str] = Field(default_factory=dict)
 
+    @field_serializer("stage", when_used="json")
+    def _short(self, stage: Stage) -> dict[str, Any]:
+        """Write the members as runs: the command of each node names all members of the stage."""
+        return stage.short
+
     @model_validator(mode="after")
     def _bounded(self) -> Self:
         numbers = [self.stage.generation, *(member.rank for member in self.stage.members)]

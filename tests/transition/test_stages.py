@@ -10,7 +10,7 @@ import pytest
 from services.transition import decide, phase_commands, phases
 from services.transition.state import Outcome
 from shared.events.severities import ErrorKind
-from shared.messages.commands import ConfigureTask, Prepare
+from shared.messages.commands import COMMANDS, ConfigureTask, Prepare
 from tests.transition.drive import THREE, TWO, Drive, change, restart_change, stage
 
 
@@ -44,6 +44,22 @@ def test_retry_holds_all_and_finishes_the_step() -> None:
     assert resumed.durations_s["store"] == pytest.approx(0.01)
     assert held.started_at < held.occurred_at <= resumed.started_at < resumed.occurred_at
     assert d.outcomes == {("p", "a"): Outcome.DONE}
+
+
+def test_the_command_of_a_node_names_all_members_of_a_large_stage_in_few_bytes() -> None:
+    """Each node gets it, so what it takes for each rank counts as often as there are nodes."""
+    workers = [f"n{node}/{slot}" for node in range(512) for slot in range(8)]
+    d = Drive()
+    d.plan("p", change(action="none", survivors=workers, interrupted=stage(2, workers, interrupted=True)))
+    for send in d.open("open-store") + d.open("hold"):
+        d.reply(send)
+    command, other = (d.one("configure", node=node).command for node in ("n17", "n511"))
+    assert isinstance(command, ConfigureTask)
+    assert isinstance(other, ConfigureTask)
+    sent = COMMANDS.request.encode(command)
+    assert COMMANDS.request.decode(sent) == command
+    assert len(sent) < 2 * len(workers)
+    assert command.stage is other.stage  # it is checked and written once
 
 
 def test_restart_prepares_beside_the_survivors_and_then_joins() -> None:

@@ -173,8 +173,11 @@ def test_a_command_and_its_answer_name_workers_only(worker: str) -> None:
     with pytest.raises(Undecodable, match=r"release\.workers\.0"):
         COMMANDS.request.decode(json.dumps(release).encode())
     configure = document(COMMAND_SAMPLES[2])
-    configure["stage"]["members"][0]["worker"] = worker
+    configure["stage"]["members"] = [{"rank": 0, "worker": worker, "node": "n0", "source": "live"}]
     with pytest.raises(Undecodable, match="is no worker of node 'n0'"):
+        COMMANDS.request.decode(json.dumps(configure).encode())
+    configure["stage"]["members"] = [{"source": "live", "workers": worker}]
+    with pytest.raises(Undecodable, match=r"is no worker of node|is neither <node>/<slot> nor"):
         COMMANDS.request.decode(json.dumps(configure).encode())
     reply = {**document(REPLY_SAMPLES[0]), "workers": {worker: {}}}
     with pytest.raises(Undecodable, match=r"workers\..*String should match pattern"):
