@@ -111,9 +111,9 @@ def _advance_phase(state: State, part: Part, phase: Phase, at: datetime) -> tupl
         after, effects = _continue_prepare(state, part, run, at)
         if after is not state:
             return after, effects
-        if state.alive(unready(part)):
-            return state, []
     if run.outstanding:
+        return state, []
+    if phase is Phase.PREPARE and has_work(state, part, phase) and state.alive(unready(part)):
         return state, []
     if phase is Phase.RELEASE and awaits_save(part):
         if TimerName.SAVE in part.timers:
@@ -208,7 +208,7 @@ def _lost_members(state: State, part: Part, phase: Phase) -> tuple[str, ...]:
     stage = stage_of(part, phase)
     if stage is None or phase in part.done or not has_work(state, part, phase):
         return ()
-    if state.lost.isdisjoint(m.node for m in stage.members):
+    if state.lost.isdisjoint(stage.nodes):
         return ()
     return tuple(w for w in members(stage) if node_of(w) in state.lost)
 

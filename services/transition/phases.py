@@ -160,7 +160,7 @@ def is_preparing(part: Part) -> bool:
 def preparing(part: Part) -> frozenset[str]:
     """Return the workers whose ``Prepare`` is unanswered."""
     run = part.runs.get(Phase.PREPARE)
-    return frozenset(w for send in run.outstanding.values() for w in send.workers) if run else frozenset()
+    return frozenset().union(*(send.workers for send in run.outstanding.values())) if run else frozenset()
 
 
 def is_held_back(part: Part, at: datetime) -> bool:

@@ -347,6 +347,8 @@ class State:
 
     def alive(self, workers: Iterable[str]) -> frozenset[str]:
         """Return those of the workers whose node is not lost."""
+        if not self.lost:
+            return frozenset(workers)
         return frozenset(worker for worker in workers if node_of(worker) not in self.lost)
 
     def occupied_by_others(self, name: str, worker: str) -> bool:

@@ -312,6 +312,11 @@ class Stage(Model):
     shares: list[int] = Field(default_factory=list, exclude_if=_is_unset)
 
     @cached_property
+    def nodes(self) -> frozenset[str]:
+        """The nodes of the members."""
+        return frozenset(member.node for member in self.members)
+
+    @cached_property
     def short(self) -> dict[str, Any]:
         """The stage as JSON values, its members as runs (``shared.events.worker_runs``), which the model reads."""
         return {**self.model_dump(mode="json", exclude={"members"}), "members": short_members(self.members)}
