@@ -174,6 +174,7 @@ def test_a_hang_shows_where_each_rank_stood(demo: dict[ErrorKind, tuple[PostMort
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=4))
 def test_evidence_of_any_form_has_a_page(value: object) -> None:
     names = ("exit", "error", "reason", "stalled_s", "limit_s", "collectives", "without_stack", "advice", "ranks")
+    names += ("ranks_left_out", "most_ranks")
     found: dict[str, Any] = dict.fromkeys((*names, "stacks", "traceback"), value)
     for one in (found, {**found, "ranks": {"n0/0": found}, "collectives": [found], "without_stack": {"n0/0": found}}):
         assert all(isinstance(line, str) for line in evidence.statements(one))

@@ -6,6 +6,8 @@ import itertools
 
 import pytest
 
+from services.api.postmortem.evidence import statements
+from services.detector.decisions.incidents import MOST_RANKS
 from shared.events.plans import Response, TaskChange
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.messages.signals import Signal
@@ -31,6 +33,21 @@ def test_a_killed_rank_is_an_incident_with_the_evidence_a_reader_needs() -> None
     assert error.evidence["ranks"]["n0/0"]["micro_batch"] == 3
     # The same signal again has no effect.
     assert cluster.signal(signal, 1.2) == []
+
+
+def test_of_a_large_task_the_evidence_has_those_to_blame_and_those_that_differ() -> None:
+    cluster = Cluster(300)
+    for node in cluster.names:
+        cluster.beat(node, 1.0, step=16, micro_batch=5 if node == "n299" else 3)
+    error = only_error(cluster.signal(cluster.exited("n200/0", 1.1), 1.11))
+    assert list(error.evidence["ranks"])[:2] == ["n200/0", "n299/0"]
+    assert len(error.evidence["ranks"]) == MOST_RANKS
+    assert error.evidence["ranks_left_out"] == 300 - MOST_RANKS
+    most = error.evidence["most_ranks"]
+    assert (most["count"], most["step"], most["micro_batch"]) == (299, 16, 3)
+    assert f"{300 - MOST_RANKS} ranks are not listed; 299 of all were in phase compute of step 16." in statements(
+        error.evidence
+    )
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["exception", "exit", "peer 0", "peer 2"])))

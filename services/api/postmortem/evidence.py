@@ -37,6 +37,10 @@ def _statements(evidence: Mapping[str, Any]) -> Iterator[str]:
             limit_s = evidence.get("limit_s")
             limit = f"; the limit was {seconds(limit_s)}" if isinstance(limit_s, int | float) else ""
             yield f"{what} {seconds(late_s)}{limit}."
+    if isinstance(left_out := evidence.get("ranks_left_out"), int):
+        most = found if isinstance(found := evidence.get("most_ranks"), dict) else {}
+        place = f"phase {most.get('phase') or '-'} of step {most.get('step')}"
+        yield f"{left_out} ranks are not listed; {most.get('count')} of all were in {place}."
     for found in _objects(evidence.get("collectives")):
         yield _collective(found)
     for worker, found in _mapping(evidence.get("without_stack")).items():

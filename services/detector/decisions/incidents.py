@@ -7,8 +7,11 @@ fault that a link may have caused waits for its inquiry (``links.py``); broken s
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from services.detector.decisions import status_events
 from services.detector.decisions.decision import Decision
@@ -31,6 +34,12 @@ of their own only after that."""
 
 _RANK_FIELDS = {"state", "phase", "step", "micro_batch", "setup_parts", "progress_age_s", "process_state", "pid"}
 """What the evidence of a fault contains of each rank's status."""
+
+_PLACE = ("state", "phase", "step", "micro_batch", "process_state")
+"""What ranks are compared by that stand at the same place."""
+
+MOST_RANKS = 64
+"""Ranks whose status is in the evidence of one fault, 10 kB; each of 16,000 would be 2.4 MB in the log and on the bus."""
 
 STANDS_STILL = (ErrorKind.HANG, ErrorKind.COLLECTIVE_TIMEOUT)
 """Kinds of errors of ranks that stand still, whose evidence says what they do."""
@@ -98,7 +107,8 @@ def record(decision: Decision, task: MonitoredTask, fault: Fault | None) -> None
     """Decide on a fault of the task, if there is one."""
     if fault is None:
         return
-    evidence = {**fault.evidence, "ranks": _ranks(decision.state, task), "mean_step_s": task.mean_step_s()}
+    ranks = _ranks(decision.state, task, [fault.worker or "", *Evidence.read(fault.evidence).workers])
+    evidence = {**fault.evidence, **ranks, "mean_step_s": task.mean_step_s()}
     if fault.kind in STANDS_STILL:
         known = decision.state.standstills.get(task.name)
         evidence |= standstill.evidence(known, fault.generation, Evidence.read(fault.evidence).workers)
@@ -172,14 +182,23 @@ def _all_alive_since(state: DetectorState, task: MonitoredTask, at: datetime) ->
     return True
 
 
-def _ranks(state: DetectorState, task: MonitoredTask) -> dict[str, dict[str, object]]:
-    """Return where each rank stands, for the reader of an incident."""
-    ranks: dict[str, dict[str, object]] = {}
-    for worker, member in task.members.items():
-        status = state.status(worker)
-        if status is not None and status.task == task.name:
-            ranks[worker] = {"rank": member.rank, **status.model_dump(include=_RANK_FIELDS)}
-    return ranks
+def _ranks(state: DetectorState, task: MonitoredTask, blamed: Sequence[str]) -> dict[str, Any]:
+    """Return the entries of an error's evidence that say where the ranks stand, for its reader.
+
+    Of more than ``MOST_RANKS`` these are the ones to blame and then those that do something else than most; what most
+    do is said once.
+    """
+    statuses = {w: status for w, status in state.statuses(task).items() if status.task == task.name}
+    found: dict[str, Any] = {}
+    shown = list(statuses)
+    if len(shown) > MOST_RANKS:
+        places = {w: (s.state, s.phase, s.step, s.micro_batch, s.process_state) for w, s in statuses.items()}
+        (most, count), *_ = Counter(places.values()).most_common(1)
+        shown = sorted(shown, key=lambda worker: (worker not in blamed, places[worker] == most))[:MOST_RANKS]
+        found["most_ranks"] = {"count": count, **dict(zip(_PLACE, most, strict=True))}
+        found["ranks_left_out"] = len(statuses) - len(shown)
+    ranks = {w: {"rank": task.members[w].rank, **statuses[w].model_dump(include=_RANK_FIELDS)} for w in shown}
+    return {**found, "ranks": ranks}
 
 
 def _difference(task: MonitoredTask, fault: Fault, *, now: datetime) -> ErrorDetected:
