@@ -50,7 +50,8 @@ def decide(
         case Heartbeat():
             _heartbeat(decision, item)
         case Tick():
-            _tick(decision)
+            with state.look():
+                _tick(decision)
         case Echo():
             _echo(decision)
         case Logged(record=record):

@@ -67,6 +67,10 @@ _HEARTBEATS_A_TURN = 20
 """How many heartbeats are read in succession. Then signals, and what has come from the socket, have a turn; until then
 they wait some milliseconds."""
 
+_REST_FACTOR = 4.0
+"""Pause behind a tick, as a multiple of its duration, at least: a fifth of the time is for ticks at most, however many
+ranks they look at, and the rest for what nodes send."""
+
 TICK_S = 0.1
 """Interval of the search for silent nodes and stalled tasks: a fifteenth of the default node time-out."""
 
@@ -153,10 +157,11 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
             if clock_s() < tick_at_s:
                 continue
             self._lag.note((self._clock() - at).total_seconds(), self._heartbeats.replaced, clock_s())
+            began_s = clock_s()
             await self.feed(Tick(), at)
             with contextlib.suppress(Unavailable):
                 await self._publish(silence.reachability(self.state))
-            tick_at_s = clock_s() + TICK_S
+            tick_at_s = clock_s() + max(TICK_S, _REST_FACTOR * (clock_s() - began_s))
 
     # ---- inputs
 

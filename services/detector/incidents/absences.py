@@ -16,6 +16,7 @@ from services.detector.state.task import MonitoredTask
 from shared.events.evidence import Evidence
 from shared.events.plans import Member
 from shared.events.severities import ErrorKind
+from shared.messages.signals import WorkerStatus
 
 ABSENT_S = 1.0
 """For how long heartbeats must report a member absent. The signal of its end arrives within 50 ms (measured), on a busy
@@ -36,7 +37,8 @@ def update(state: DetectorState, task: MonitoredTask, now: datetime) -> None:
     if script_ends.going_on(state, task):
         task.absent_since = {}  # the others' scripts have ended: what ends a process otherwise is signalled
         return
-    absent = [worker for worker in _expected(task) if _is_absent(state, task, task.members[worker])]
+    statuses = state.statuses(task)
+    absent = [w for w in _expected(task) if _is_absent(state, task, task.members[w], statuses.get(w))]
     task.absent_since = {worker: task.absent_since.get(worker, now) for worker in absent}
 
 
@@ -84,7 +86,7 @@ def _expected(task: MonitoredTask) -> list[str]:
     return [w for w in task.members if w in staying and task.accepts(w, task.generation)]
 
 
-def _is_absent(state: DetectorState, task: MonitoredTask, member: Member) -> bool:
+def _is_absent(state: DetectorState, task: MonitoredTask, member: Member, status: WorkerStatus | None) -> bool:
     """Return whether the node is there and reports no process of the task's generation on the member's worker.
 
     A process of an older generation is not the member: it has never joined, and what it waits for will not come.
@@ -92,7 +94,6 @@ def _is_absent(state: DetectorState, task: MonitoredTask, member: Member) -> boo
     node = state.nodes.get(member.node)
     if node is None or not node.present or node.heartbeat is None:
         return False
-    status = state.status(member.worker)
     return status is None or status.task != task.name or (status.generation or 0) < task.generation
 
 

@@ -20,8 +20,8 @@ KEPT = "the result is written, and resuming the task runs only what its script d
 
 def going_on(state: DetectorState, task: MonitoredTask) -> list[WorkerStatus]:
     """Return the ranks of the task's present generation whose scripts go on behind the last step."""
-    found = (state.status(worker) for worker in task.members)
-    return [s for s in found if s and (s.task, s.generation, s.phase) == (task.name, task.generation, "tail")]
+    found = state.statuses(task).values()
+    return [s for s in found if s.phase == "tail" and (s.task, s.generation) == (task.name, task.generation)]
 
 
 def is_failure(signal: ProcessExited | RankRaised) -> bool:

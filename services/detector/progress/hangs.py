@@ -17,7 +17,7 @@ from services.detector.state.progress_gaps import HangLimit
 from services.detector.state.stalls import Stall, StallLimits
 from services.detector.state.task import MonitoredTask
 from shared.events.evidence import Evidence
-from shared.events.plans import Layout, Member, Stage
+from shared.events.plans import Layout, Stage
 from shared.events.severities import ErrorKind
 from shared.messages.signals import WorkerStatus
 
@@ -41,7 +41,7 @@ def of_training(state: DetectorState, task: MonitoredTask, limits: StallLimits, 
         if stall is None and not task.durations_s:
             stall, certain = _of_heard(state, task, own, limits, cold=False), False
         waits = stall is None or stall.kind is not ErrorKind.HANG or not _data_parallel_only(task.layout)
-        if waits and any(_is_unreachable(state, member) for member in task.members.values()):
+        if waits and (away := state.unreachable()) and any(m.node in away for m in task.members.values()):
             return None
     return _judged(task, stall, own, now, certain=certain) if stall is not None else None
 
@@ -63,8 +63,9 @@ def _of_heard(
 
     ``own``: the members' statuses; ``cold``: whether fresh starts have a limit of their own.
     """
-    members = {w for w, member in task.members.items() if not _is_unreachable(state, member)}
-    own = {w: s for w, s in own.items() if w in members}
+    away = state.unreachable()
+    members = {w for w, member in task.members.items() if member.node not in away} if away else task.members.keys()
+    own = {w: s for w, s in own.items() if w in members} if away else own
     return _of_step(state, task, own, limits, cold=cold) if members and len(own) == len(members) else None
 
 
@@ -146,8 +147,8 @@ def limit_of(task: MonitoredTask, status: WorkerStatus, limits: StallLimits) -> 
 
 def _own(state: DetectorState, task: MonitoredTask) -> dict[str, WorkerStatus]:
     """Return the status of each member that reports to be in the task's present generation."""
-    statuses = {w: s for w in task.members if (s := state.status(w)) is not None and s.task == task.name}
-    return {w: s for w, s in statuses.items() if s.generation == task.generation}
+    name, generation = task.name, task.generation
+    return {w: s for w, s in state.statuses(task).items() if s.task == name and s.generation == generation}
 
 
 def _concerned(state: DetectorState, task: MonitoredTask) -> dict[str, WorkerStatus]:
@@ -160,11 +161,6 @@ def _concerned(state: DetectorState, task: MonitoredTask) -> dict[str, WorkerSta
         and s.generation is not None
         and task.accepts(w, s.generation)
     }
-
-
-def _is_unreachable(state: DetectorState, member: Member) -> bool:
-    node = state.nodes.get(member.node)
-    return node is not None and node.unreachable_since is not None
 
 
 def of_moving(state: DetectorState, task: MonitoredTask, limits: StallLimits, now: datetime) -> Fault | None:
@@ -195,7 +191,8 @@ def _stopped(
 ) -> Stall | None:
     """Return the stall of processes that were stopped by a signal, in any phase."""
     limit_s = _stopped_limit_s(task, limits)
-    stopped_s = {w: seconds for w in statuses if (seconds := state.stopped_s(w, now)) > limit_s}
+    stopped = [worker for worker, status in statuses.items() if status.process_state in stalls.STOPPED]
+    stopped_s = {w: seconds for w in stopped if (seconds := state.stopped_s(w, now)) > limit_s}
     if not stopped_s:
         return None
     return Stall(ErrorKind.HANG, tuple(stopped_s), min(stopped_s.values()), HangLimit(limit_s, "stopped"))

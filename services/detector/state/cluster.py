@@ -5,6 +5,7 @@ The state is changed in place: a large cluster sends thousands of heartbeats a s
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -67,6 +68,8 @@ class DetectorState:
         listening_since: when the detector began to listen; after the bus was away, the end of the reconnect grace. Not
             in the log, as the next.
         echo_at: when its own message last arrived.
+        looks: whether ``look`` is under way.
+        seen: by task, what ``statuses`` has found since it began.
     """
 
     nodes: dict[str, MonitoredNode] = field(default_factory=dict)
@@ -91,6 +94,8 @@ class DetectorState:
     round_trips: Unlogged[RoundTrips] = field(default_factory=RoundTrips, compare=False, repr=False)
     listening_since: Unlogged[datetime] = LONG_AGO
     echo_at: Unlogged[datetime | None] = None
+    looks: Unlogged[bool] = False
+    seen: Unlogged[dict[str, dict[str, WorkerStatus]]] = field(default_factory=dict, compare=False, repr=False)
 
     def is_held_by_device(self, node: str) -> bool:
         """Return whether a node is left out because of a device."""
@@ -144,6 +149,37 @@ class DetectorState:
         if node is None or node.heartbeat is None:
             return None
         return node.heartbeat.statuses.get(worker)
+
+    def unreachable(self) -> set[str]:
+        """Return the nodes that are unreachable."""
+        return {name for name, node in self.nodes.items() if node.unreachable_since is not None}
+
+    def statuses(self, task: MonitoredTask) -> dict[str, WorkerStatus]:
+        """Return the newest status of each member of a task that has one."""
+        if (known := self.seen.get(task.name)) is not None:
+            return known
+        # A loop, and not a call for each member: every tick looks at all of them.
+        nodes: dict[str, MonitoredNode] = self.nodes
+        found: dict[str, WorkerStatus] = {}
+        for worker, member in task.members.items():
+            node = nodes.get(member.node)
+            if node is not None and node.heartbeat is not None:
+                status = node.heartbeat.statuses.get(worker)
+                if status is not None:
+                    found[worker] = status
+        if self.looks:
+            self.seen[task.name] = found
+        return found
+
+    @contextlib.contextmanager
+    def look(self) -> Iterator[None]:
+        """Look at each task's members once meanwhile: no heartbeat comes, and no plan."""
+        self.looks = True
+        try:
+            yield
+        finally:
+            self.looks = False
+            self.seen.clear()
 
     def lost_ranks(self, node: MonitoredNode) -> dict[str, LostRanks]:
         """Return the part of each task on a node, for the tasks that have one."""
