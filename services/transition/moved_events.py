@@ -78,11 +78,16 @@ def phase_ended(
         step=max((result.step for result in results.values()), default=0) or state.task(part.task).step,
         durations_s=durations_s,
         sources={worker: result.source for worker, result in sorted(results.items()) if result.source},
-        pids={worker: result.pid for worker, result in sorted(results.items()) if result.pid is not None},
+        pids=_pids(results) if moved == "prepared" else {},
         deal=dict(sorted(deal.items())),
         steps_recomputed=max((result.steps_recomputed for result in results.values()), default=0),
         complete=complete,
     )
+
+
+def _pids(results: dict[str, WorkerResult]) -> dict[str, int]:
+    """Return the processes that were started. They are said once: they keep their ids, and there may be thousands."""
+    return {worker: result.pid for worker, result in sorted(results.items()) if result.pid is not None}
 
 
 def part_failed(state: State, part: Part, at: datetime) -> StateMoved:
