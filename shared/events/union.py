@@ -283,8 +283,9 @@ class StateMoved(ClusterEvent):
     step is done), ``drained``, ``released``, ``restored`` (the target stage has done its first step), ``ended`` (the
     task is stopped, paused or released for good) or ``failed``. ``step``: updates applied. ``durations_s``: the slowest
     rank's time of each sub-phase. ``sources``: worker -> where its state came from. ``pids``: of ``prepared``, worker
-    -> the process that was started. ``complete``: nothing of the plan is left to do for this task. ``code``: of a failure, why (the first reason, if there are several); decisions use it.
-    ``failed_workers``: the workers to blame for a failure. ``detail``: the failure as text for people.
+    -> the process that was started. ``complete``: nothing of the plan is left to do for this task. ``code``: of a
+    failure, why (the first reason, if there are several); decisions use it. ``failed_workers``: the workers to blame
+    for a failure. ``detail``: the failure as text for people.
     """
 
     type: Literal["state.moved"] = "state.moved"

@@ -39,7 +39,7 @@ _PLACE = ("state", "phase", "step", "micro_batch", "process_state")
 """What ranks are compared by that stand at the same place."""
 
 MOST_RANKS = 64
-"""Ranks whose status is in the evidence of one fault, 10 kB; each of 16,000 would be 2.4 MB in the log and on the bus."""
+"""Ranks whose status is in the evidence of one fault, 10 kB: that of all of 16,000 ranks would be 2.4 MB."""
 
 STANDS_STILL = (ErrorKind.HANG, ErrorKind.COLLECTIVE_TIMEOUT)
 """Kinds of errors of ranks that stand still, whose evidence says what they do."""
