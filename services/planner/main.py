@@ -30,6 +30,8 @@ from shared.bus.outages import LOG
 from shared.errors import UnicronError
 from shared.events.union import ClusterConfigured, Event, PlanDecided, Recorded
 from shared.model import Clock, utc_now
+from shared.planning import compiled, preparation
+from shared.planning.preparation import WORKERS_FROM
 from shared.service.core import Append, Logged, Started
 from shared.service.frame import Context, run
 from shared.service.log_lines import ids
@@ -57,6 +59,7 @@ class Planner(Runner[State, Logged | Started, Append]):
         self._aged = asyncio.Event()
         self._answers = LoggedAnswers(context.journal.read, {})
         self._metrics = PlannerMetrics(context.registry, self.look_ahead)
+        self._solver_prepared = False
 
     async def end_of_log(self) -> int:
         """Look through the log behind the snapshot, and log the settings which decisions use, if they have changed.
@@ -123,11 +126,34 @@ class Planner(Runner[State, Logged | Started, Append]):
                 await self._changed.wait()
                 await asyncio.sleep(QUIET_S)
                 self._changed.clear()
+                self._prepare_solver()
                 # When this task is cancelled, the thread goes on and ends at its next answer.
                 await asyncio.shield(asyncio.to_thread(self._look_ahead, self.state))
                 self._context.counters.update(table.counters())
         finally:
             self._changed.set()
+
+    def _prepare_solver(self) -> None:
+        """Have the solver compiled once the cluster is large. Plans are made meanwhile, and none waits for it."""
+        workers = sum(len(node.workers) for node in self.state.nodes.values())
+        if not self._solver_prepared and workers >= WORKERS_FROM and compiled.can_compile():
+            self._solver_prepared = True
+            self.spawn(self._compile_solver(), "compile the solver")
+
+    async def _compile_solver(self) -> None:
+        began_s = time.perf_counter()
+        module = ("-P", "-m", preparation.__name__)
+        process = await asyncio.create_subprocess_exec(sys.executable, *module, preexec_fn=preparation.stay_behind)
+        try:
+            status = await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+        if status != 0:
+            logger.warning("the solver could not be compiled (exit status %d): plans come later", status)
+            return
+        await asyncio.to_thread(compiled.load)
+        logger.info("the solver is compiled, after %.1f s", time.perf_counter() - began_s)
 
     async def _keep_ageing(self) -> None:
         """Append the events of timers (``timers.py``) when their time has come, until cancelled."""

@@ -1,9 +1,10 @@
 """The kernels as plain Python, or compiled by numba. Both are the same functions, so their results are the same.
 
 Plain Python solves small problems, and a process that has only small problems never loads numba. The first larger
-problem loads numba, which takes about a second, and compiles the kernels, which takes tens of seconds once for each
-version and kind of processor: the result is kept in ``cache_directory``. Without numba (extra ``fast``) plain Python
-solves large problems too, 20 to 110 times slower (docs/planner.md).
+problem loads numba, which takes about a second, and the compiled kernels, which ``cache_directory`` has once
+``prepare`` has compiled them there: that takes tens of seconds of a processor, for each version and kind of processor.
+No fault may wait for it, so until then plain Python solves all but the largest problems. Without numba (extra ``fast``)
+it solves those, too, 20 to 110 times slower (docs/planner.md).
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ logger = logging.getLogger(__name__)
 PLAIN_WORK = 20_000
 """Items times workers up to which plain Python solves a problem, in some tens of ms, while nothing is compiled."""
 
+PLAIN_UNTIL_COMPILED = 20_000_000
+"""The same while compiling would come first: half of the work of 4,096 workers and 64 tasks, which take 0.5 s
+(``python -m benchmarks.plain_kernels``)."""
+
 _lock = threading.Lock()
 _modules = (arrays, objective, relaxation, search, optimum)
 # Includes the constants and types that the functions refer to.
@@ -35,17 +40,19 @@ plain = SimpleNamespace(**_sources)
 
 
 def namespace(work: int) -> Any:
-    """Return the kernels for a problem of this work: plain Python for a small one while nothing is compiled.
+    """Return the kernels for a problem of this work: plain Python for a small one while nothing is loaded.
 
-    For a large one, too, where numba is not installed.
+    For a larger one, too, while nothing is compiled; for all where numba is not installed.
     """
-    if work <= PLAIN_WORK and _compiled.cache_info().currsize == 0:
+    if _compiled.cache_info().currsize == 0 and (
+        work <= PLAIN_WORK or not can_compile() or (work <= PLAIN_UNTIL_COMPILED and not is_prepared())
+    ):
         return plain
-    return compiled() if _can_compile() else plain
+    return compiled()
 
 
 @cache
-def _can_compile() -> bool:
+def can_compile() -> bool:
     """Return whether numba is installed; say so once if it is not."""
     if importlib.util.find_spec("numba") is not None:
         return True
@@ -55,8 +62,24 @@ def _can_compile() -> bool:
 
 def load() -> None:
     """Load the compiled kernels now, where numba is installed: for a process that is to solve many small problems."""
-    if _can_compile():
+    if can_compile():
         compiled()
+
+
+def is_prepared() -> bool:
+    """Return whether loading the compiled kernels takes no compiling."""
+    return _marker().exists()
+
+
+def note_prepared() -> None:
+    """Note that all kernels are compiled (``shared.planning.preparation``)."""
+    marker = _marker()
+    marker.parent.mkdir(mode=0o700, exist_ok=True)
+    marker.touch()
+
+
+def _marker() -> Path:
+    return cache_directory() / _version() / "complete"
 
 
 def compiled() -> Any:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +36,8 @@ from shared.events.union import (
 from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.model import utc_now
+from shared.planning import compiled
+from shared.planning.preparation import WORKERS_FROM
 from shared.service.frame import Context
 from shared.settings.model import Settings
 from tests.condition import until
@@ -110,6 +113,20 @@ async def test_decisions_show_in_the_metrics(settings: Settings, bus: Bus, journ
         for result in ("hit", "miss")
     )
     assert (hits or 0.0) + (misses or 0.0) >= 1
+
+
+@pytest.mark.slow
+async def test_the_planner_of_a_large_cluster_plans_while_its_solver_is_compiled_beside(
+    settings: Settings, bus: Bus, journal: Journal, log: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compiled, "load", lambda: None)  # other tests of this process have kernels of another folder
+    large = node("n0").model_copy(update={"workers": [f"n0/{slot}" for slot in range(WORKERS_FROM)]})
+    async with planner(settings, bus, journal):
+        await journal.append([large, submission("gpt")])
+        await until(lambda: len(plans(log)) == 2)
+        assert not compiled.is_prepared()
+        await until(compiled.is_prepared, limit_s=150.0)
 
 
 async def test_a_restart_repeats_nothing_and_answers_what_came_meanwhile(

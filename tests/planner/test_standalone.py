@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from shared.errors import InvalidInput
+from shared.planning import preparation
 from shared.planning.compiled import cache_directory
 from shared.planning.standalone import MAX_PROBLEM_BYTES, MAX_WORKERS, parse_problem, solve_standalone
 
@@ -213,6 +214,36 @@ def unwritable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return tmp_path
+
+
+def test_no_problem_waits_until_the_solver_is_compiled(tmp_path: Path) -> None:
+    """But for the largest, which would take plain Python as long."""
+    program = """
+from shared.planning import compiled
+assert compiled.namespace(compiled.PLAIN_UNTIL_COMPILED) is compiled.plain
+compiled.note_prepared()
+assert compiled.namespace(compiled.PLAIN_WORK) is compiled.plain
+assert compiled.namespace(compiled.PLAIN_WORK + 1) is not compiled.plain
+"""
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-P", "-c", program], env={**env, "PYTHONPATH": str(ROOT)}, check=True, timeout=60)
+
+
+@pytest.mark.slow
+def test_preparing_compiles_all_that_large_problems_need(tmp_path: Path) -> None:
+    """It takes tens of seconds of a processor."""
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-P", "-m", preparation.__name__], env=env, check=True, timeout=300)
+    kept = {path for path in tmp_path.rglob("*") if path.is_file()}
+    assert kept
+    program = """
+from benchmarks.planner import degenerate, problem
+from shared.planning.solver import solve_with_alternatives
+for posed in (problem(4096, 64), *(degenerate(shape, 256, 8) for shape in ("linear", "noise", "plateaus"))):
+    solve_with_alternatives(posed)
+"""
+    subprocess.run([sys.executable, "-P", "-c", program], env=env, check=True, timeout=300)
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == kept
 
 
 def test_compiled_code_is_kept_in_the_user_s_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from shared.planning import compiled
 from shared.planning.compiled import PLAIN_WORK
 from shared.planning.solver import solve_with_proof
 from tests.planner.test_exactness import random_problem
@@ -39,6 +40,7 @@ def test_large_problems_are_solved_by_plain_python() -> None:
     )
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]
+    compiled.load()
     expected = [solve_with_proof(problem) for problem in problems]
     assert answers[::2] == [json.loads(solution.model_dump_json()) for solution, _ in expected]
     assert answers[1::2] == [list(proof) for _, proof in expected]
