@@ -1,0 +1,1 @@
+"""A fleet of simulated nodes against the real control plane (``__main__`` has the courses)."""
