@@ -101,6 +101,8 @@ def _node_joined(state: DetectorState, event: NodeJoined) -> None:
         joined=event.event_id,
         supervisor=event.supervisor,
         hardware=event.hardware,
+        probe=event.probe,
+        network=event.network,
         past=past - {event.incarnation},
         heard_at=known.heard_at if known is not None and same else None,
         heartbeat=known.heartbeat if known is not None and same else None,
@@ -113,7 +115,7 @@ def _node_adopted(state: DetectorState, event: NodeAdopted) -> None:
     if node is None or node.incarnation != event.predecessor:
         return
     state.joins.add(derived_id(event.incarnation, SERVICE, "joined"))
-    node.incarnation, node.past = event.incarnation, node.past | {event.predecessor}
+    node.incarnation, node.past, node.probe = event.incarnation, node.past | {event.predecessor}, event.probe
     node.adopted_until = event.occurred_at + timedelta(seconds=RECONNECT_GRACE_S)
 
 

@@ -36,7 +36,9 @@ class NodeJoined(NodeEvent):
 
     ``domain``: the failure domain of the node, for example its rack. ``hardware``: the kind of its workers, which names
     a profile of the throughput model. ``supervisor``: id of the process that starts the node's agents again; empty: of
-    an agent of an older version, which has none. ``self_test``: the checks that an isolated node has passed.
+    an agent of an older version, which has none. ``self_test``: the checks that an isolated node has passed. ``probe``,
+    ``network``: where its agent answers probes, and its network stack, as in ``shared.messages.signals.Heartbeat``;
+    empty: before they were recorded.
     """
 
     type: Literal["node.joined"] = "node.joined"
@@ -48,12 +50,14 @@ class NodeJoined(NodeEvent):
     hardware: str = "cpu"
     supervisor: str = ""
     self_test: list[CheckResult] = Field(default_factory=list)
+    probe: str = ""
+    network: str = ""
 
 
 class NodeAdopted(NodeEvent):
     """A node has another agent, which its supervisor has started in place of one that ended; its processes stay.
 
-    ``incarnation``: of the new agent. ``predecessor``: of the one before.
+    ``incarnation``: of the new agent. ``predecessor``: of the one before. ``probe``: as of ``node.joined``.
     """
 
     type: Literal["node.adopted"] = "node.adopted"
@@ -61,6 +65,7 @@ class NodeAdopted(NodeEvent):
     incarnation: str
     predecessor: str
     agent_pid: int
+    probe: str = ""
 
 
 class NodeCordoned(NodeEvent):

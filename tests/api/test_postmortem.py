@@ -171,6 +171,17 @@ def test_a_hang_shows_where_each_rank_stood(demo: dict[ErrorKind, tuple[PostMort
     assert {"0", "2", "3"} <= set(", ".join(shown).split(", "))
 
 
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        ("silence_s", "The node had been silent for"),
+        ("listened_s", "The node had not been heard since the detector began to listen, for"),
+    ],
+)
+def test_a_lost_node_has_the_silence_that_is_known(known: str, said: str) -> None:
+    assert list(evidence.statements({known: 1.6, "limit_s": 1.5})) == [f"{said} 1.60 s; the limit was 1.50 s."]
+
+
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=4))
 def test_evidence_of_any_form_has_a_page(value: object) -> None:
     names = ("exit", "error", "reason", "stalled_s", "limit_s", "collectives", "without_stack", "advice", "ranks")

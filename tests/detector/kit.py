@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
@@ -118,21 +118,25 @@ class Found:
 
 
 class Monitor:
-    """The detector's core with a state, which began to listen at a time."""
+    """The detector's core with a state, which began to listen at a time. ``log``: what it has appended and folded."""
 
     def __init__(
         self, started_at: datetime, state: DetectorState | None = None, limits: DetectorLimits = LIMITS
     ) -> None:
         self.state = state if state is not None else DetectorState()
         self.limits = limits
+        self.log: list[Event] = []
         self.feed(Started(), started_at)
 
     def feed(self, item: Input, at: datetime) -> Found:
         self.state, effects = decide(self.state, item, at, self.limits)
-        return Found(effects)
+        found = Found(effects)
+        self.log += found.events
+        return found
 
     def fold(self, event: Event) -> None:
         """An event of the log on which nothing is decided."""
+        self.log.append(event)
         self.state = evolve(self.state, event, event.occurred_at)
 
     def record(self, event: Event, at: datetime) -> Found:
@@ -181,10 +185,11 @@ class Cluster:
         trained: bool = True,
         layout: Layout | None = None,
         supervised: bool = False,
+        first: Callable[[str], dict[str, Any]] = lambda _: {},
     ) -> None:
         """``trained``: generation 1 has formed; else its processes are being started. ``layout``: if not only data.
 
-        ``supervised``: whether the nodes' agents have a supervisor.
+        ``supervised``: whether the nodes' agents have a supervisor. ``first``: what else a node's first heartbeat says.
         """
         self.supervised = supervised
         self.monitor = Monitor(at(0))
@@ -198,11 +203,11 @@ class Cluster:
         spec = parse_spec({**SPEC, "max_restarts": max_restarts})
         self.fold(TaskSubmitted(event_id="submitted", occurred_at=START, task="gpt", spec=spec))
         for name in self.names:
-            self.beat(name, 0.0, task=None)
-        first = stage(1, self.workers, source="initial")
-        first = first.model_copy(update={"layout": layout or first.layout})
+            self.beat(name, 0.0, task=None, **first(name))
+        target = stage(1, self.workers, source="initial")
+        target = target.model_copy(update={"layout": layout or target.layout})
         change = TaskChange(
-            task="gpt", reason="new", action="move", from_generation=0, target=first, prepare=self.workers
+            task="gpt", reason="new", action="move", from_generation=0, target=target, prepare=self.workers
         )
         self.fold(plan("p1", "submitted", change, response=Response.RECONFIGURE))
         if trained:

@@ -197,6 +197,12 @@ def test_a_restarted_detector_waits_for_the_first_heartbeats() -> None:
     successor.monitor.fold(joined)
     assert successor.verdict(hello("n0", SECOND), 0.5, first=Liveness.GONE) == "wait"
     assert successor.verdict(hello("n0", SECOND), 0.51, first=Liveness.GONE) == "admitted"
+    elsewhere = hello("n0", THIRD, network="elsewhere")
+    assert successor.verdict(elsewhere, 0.51, second=Liveness.GONE, first=Liveness.GONE) == "wait"
+    unplaced = Detector()
+    unplaced.monitor.fold(joined.model_copy(update={"network": ""}))  # of a log that does not say where it is
+    assert unplaced.verdict(elsewhere, 0.5, first=Liveness.GONE) == "wait"
+    assert unplaced.verdict(elsewhere, 0.51, first=Liveness.GONE) == "admitted"
 
 
 def test_an_agent_whose_name_was_given_away_is_told_and_changes_nothing() -> None:

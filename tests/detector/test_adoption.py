@@ -112,7 +112,8 @@ def test_the_log_alone_tells_a_successor(times: int) -> None:
     events: list[Event] = []
     state = DetectorState()
     for number in range(times):
-        events += cluster.beat("n0", 1.0 + number, incarnation=f"later {number}").events
+        later = {"incarnation": f"later {number}", "probe": f"n0:{number}"}
+        events += cluster.beat("n0", 1.0 + number, **later).events
     joined = NodeJoined(
         event_id="joined",
         occurred_at=START,
@@ -122,9 +123,12 @@ def test_the_log_alone_tells_a_successor(times: int) -> None:
         domain="default",
         workers=["n0/0"],
         supervisor="supervisor of n0",
+        probe="n0:9",
+        network="of n0",
     )
     for event in [joined, *events, *events]:
         evolve(state, event, event.occurred_at)
     node = state.nodes["n0"]
     assert (node.incarnation, node.supervisor) == (f"later {times - 1}", "supervisor of n0")
+    assert (node.probe, node.network) == (f"n0:{times - 1}", "of n0")
     assert node.adopted_until == at(float(times)) + timedelta(seconds=RECONNECT_GRACE_S)

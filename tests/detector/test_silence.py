@@ -132,16 +132,13 @@ def test_a_node_that_died_while_the_control_plane_was_cut_off_is_found_afterward
 
 def test_a_detector_that_starts_while_it_is_cut_off_loses_nobody() -> None:
     world = World(3)
-    successor = World(3)
-    for node in successor.monitor.state.nodes.values():
-        node.heard_at = node.heartbeat = None
-    successor.monitor.state.listening_since = at(successor.now_s)
-    successor.cut_control()
-    assert successor.run(10.0) == []
-    assert successor.is_cut_off()
-    successor.heal()
-    assert successor.run(5.0) == []
-    assert successor.unreachable() == world.unreachable() == {}
+    world.cut_control()
+    world.restart_detector()
+    assert world.run(10.0) == []
+    assert world.is_cut_off()
+    world.heal()
+    assert world.run(5.0) == []
+    assert world.unreachable() == {}
 
 
 def test_a_task_that_finished_while_the_control_plane_was_cut_off_has_not_vanished() -> None:
@@ -189,6 +186,85 @@ def test_one_silent_node_on_the_detectors_machine_cuts_nobody_off(nodes: int) ->
     world.heal()
     assert world.run(10.0) == []
     assert not world.is_cut_off()
+
+
+# ---- a detector that was started again
+
+HERE = {"n0", "n1", "n2"}
+
+
+@pytest.mark.parametrize("here", [HERE, {"n0"}, set()], ids=["one machine", "one node here", "all on others"])
+@pytest.mark.parametrize("how", ["ended", "stopped"])
+@pytest.mark.parametrize("away_s", [0.0, 60.0])
+def test_a_node_that_fell_silent_before_the_detector_was_started_again_is_lost(
+    here: set[str], how: str, away_s: float
+) -> None:
+    """The log says where its agent answered, and on which machine: it is judged as if it had been heard."""
+    world = World(3, here=here)
+    setattr(world, how, {"n1"})
+    world.run(0.1)
+    world.ticks += round(away_s / TICK_S)
+    world.restart_detector()
+    started_s = world.now_s
+    found = world.run_until_lost(10.0)
+    assert found.keys() == {"n1"}
+    assert found["n1"] <= {"ended": 0.6 + TICK_S / 2, "stopped": SOON_S}[how]
+    assert world.unreachable() == {}
+    lost = world.events[-1]
+    assert lost.occurred_at == at(started_s)
+    assert "silence_s" not in lost.evidence
+    assert "last_heartbeat_at" not in lost.evidence
+    assert TICK_S < lost.evidence["listened_s"] <= found["n1"] + TICK_S / 2
+
+
+def test_a_machine_that_is_off_since_before_the_detector_was_started_again_is_lost_where_a_witness_is_heard() -> None:
+    world = World(3, here={"n0"})
+    world.off = {"n1"}
+    world.restart_detector()
+    assert world.run_until_lost(10.0)["n1"] <= SOON_S
+
+
+def test_a_silent_machine_is_kept_where_only_nodes_on_the_detectors_own_machine_are_heard() -> None:
+    """The link of the detector's machine may be cut, which the nodes on it do not show."""
+    world = World(3, here={"n0", "n2"})
+    world.off = {"n1"}
+    world.restart_detector()
+    assert world.run(30.0) == []
+    assert world.unreachable() == {"n1": []}
+    assert not world.is_cut_off()
+
+
+@pytest.mark.parametrize("here", [HERE, {"n0"}, set()], ids=["one machine", "one node here", "all on others"])
+def test_a_node_that_only_a_detector_that_was_started_again_does_not_hear_is_kept(here: set[str]) -> None:
+    world = World(3, here=here)
+    world.unheard = {"n1"}
+    world.restart_detector()
+    assert world.run(30.0) == []
+    assert set(world.unreachable()) == {"n1"}
+    world.heal()
+    assert world.run(5.0) == []
+    assert world.unreachable() == {}
+
+
+def test_a_node_that_returns_to_a_detector_that_has_just_started_has_no_silence_of_zero_seconds() -> None:
+    world = World(3, here=HERE)
+    world.ended = {"n1"}
+    world.restart_detector()
+    world.run(TICK_S)
+    lost, _ = world.cluster.beat("n1", world.now_s, incarnation="second", task=None).events
+    assert (lost.kind, lost.node) == (ErrorKind.NODE_LOST, "n1")
+    assert lost.evidence["reason"] == "a new incarnation of the agent"
+    assert lost.occurred_at == at(world.now_s - TICK_S)
+    assert "silence_s" not in lost.evidence
+
+
+def test_a_node_that_returns_was_silent_since_its_last_heartbeat() -> None:
+    world = World(3, here=HERE)
+    world.ended = {"n1"}
+    world.run(0.2)
+    lost, _ = world.cluster.beat("n1", world.now_s, incarnation="second", task=None).events
+    assert lost.evidence["silence_s"] == pytest.approx(0.2)
+    assert lost.evidence["last_heartbeat_at"] == at(1.0).isoformat()
 
 
 # ---- nodes that only the control plane does not hear

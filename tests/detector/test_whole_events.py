@@ -196,7 +196,8 @@ def test_a_node_that_a_restarted_detector_never_heard_is_lost_at_the_time_of_tha
     for name in successor.names:
         successor.beat(name, 1.5)  # where none is heard, the detector itself may be cut off
     [error] = [e for e in successor.tick(1.6) if e.node == "n3"]
-    assert (error.occurred_at, error.detected_at, error.evidence["silence_s"]) == (at(1.6), at(1.6), 0.0)
+    assert (error.occurred_at, error.detected_at, error.evidence["listened_s"]) == (at(0.0), at(1.6), 1.6)
+    assert error.evidence.keys().isdisjoint({"silence_s", "last_heartbeat_at"})
     assert error.event_id == event_id(joined.event_id, "lost")
 
 

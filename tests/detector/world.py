@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from services.detector.evolve import evolve
 from services.detector.nodes.probing import DETECTOR, ProbeQuestion
 from services.detector.nodes.silence import reachability
+from services.detector.state.cluster import DetectorState
 from shared.messages.probes import Outcome
-from tests.detector.kit import LIMITS, Cluster, Found, at
+from tests.detector.kit import LIMITS, Cluster, Found, Monitor, at
 
 TICK_S = 0.1
 BEAT_TICKS = 2
@@ -62,7 +64,7 @@ class World:
     waiting: list[tuple[float, ProbeQuestion, dict[str, Outcome]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.cluster = Cluster(self.nodes)
+        self.cluster = Cluster(self.nodes, first=self._place)
         self.monitor = self.cluster.monitor
         self.monitor.limits = replace(LIMITS, network="here")
         self.names = self.cluster.names
@@ -81,6 +83,15 @@ class World:
     def heal(self) -> None:
         self.unheard.clear()
         self.cut.clear()
+
+    def restart_detector(self) -> None:
+        """End the detector, and start one that knows what the log says."""
+        before, state = self.monitor, DetectorState()
+        for event in before.log:
+            evolve(state, event, event.occurred_at)
+        self.monitor = self.cluster.monitor = Monitor(at(self.now_s), state, before.limits)
+        self.monitor.log = before.log
+        self.waiting.clear()
 
     def run(self, seconds: float) -> list[Any]:
         """Let time pass; return the events of that time."""
@@ -107,14 +118,16 @@ class World:
         return reachability(self.monitor.state).cut_off_since is not None
 
     def beat(self, name: str) -> None:
-        probe = "" if name in self.older else f"{name}:1"
-        network = "here" if name in self.here else name
-        about: dict[str, Any] = {"probe": probe, "network": network, "domain": name}
+        about = self._place(name)
         about |= {"task": None} if name in self.idle else self.status | self.of_node.get(name, {})
         found = self.cluster.beat(name, self.now_s, **about)
         self.events += found.events
         self.cleans += found.cleans
         self.notes += found.notes
+
+    def _place(self, name: str) -> dict[str, Any]:
+        probe = "" if name in self.older else f"{name}:1"
+        return {"probe": probe, "network": "here" if name in self.here else name, "domain": name}
 
     def _tick(self) -> None:
         self.ticks += 1

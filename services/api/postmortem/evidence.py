@@ -13,6 +13,13 @@ from typing import Any
 from services.api.postmortem.model import RankState
 from services.api.postmortem.words import seconds
 
+_LATE = {
+    "stalled_s": "No rank had made progress for",
+    "silence_s": "The node had been silent for",
+    "listened_s": "The node had not been heard since the detector began to listen, for",
+}
+"""Times that the limit of the evidence is for, with the beginnings of their sentences."""
+
 _TEXTS = {"stack": "stack at the signal", "traceback": "traceback", "last_output": "last lines of its output"}
 """Entries of several lines, with their headings."""
 
@@ -32,7 +39,7 @@ def _statements(evidence: Mapping[str, Any]) -> Iterator[str]:
         yield f"{error}: {evidence.get('detail') or 'no text'}"
     elif isinstance(reason := evidence.get("reason"), str):
         yield _sentence(reason)
-    for name, what in (("stalled_s", "No rank had made progress for"), ("silence_s", "The node had been silent for")):
+    for name, what in _LATE.items():
         if isinstance(late_s := evidence.get(name), int | float):
             limit_s = evidence.get("limit_s")
             limit = f"; the limit was {seconds(limit_s)}" if isinstance(limit_s, int | float) else ""

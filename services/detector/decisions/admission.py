@@ -144,9 +144,9 @@ def _held(node: MonitoredNode, hello: Hello, answers: Mapping[str, Liveness], pa
         return False
     if answers.get(node.incarnation) is Liveness.SILENT:
         return True
-    if node.heartbeat is None:
+    if node.heartbeat is None and not (patience.all_heard and node.network):
         return not patience.all_heard
-    return node.heartbeat.network != hello.network
+    return node.network != hello.network
 
 
 def _is_given_up(node: MonitoredNode, patience: Patience, now: datetime) -> bool:

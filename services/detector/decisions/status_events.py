@@ -65,6 +65,8 @@ def node_joined(heartbeat: Heartbeat, cause: str, now: datetime, self_test: Sequ
         workers=[w.worker for w in heartbeat.workers],
         supervisor=heartbeat.supervisor,
         self_test=list(self_test),
+        probe=heartbeat.probe,
+        network=heartbeat.network,
     )
 
 
@@ -77,6 +79,7 @@ def node_adopted(node: MonitoredNode, heartbeat: Heartbeat, now: datetime) -> No
         incarnation=heartbeat.incarnation,
         predecessor=node.incarnation,
         agent_pid=heartbeat.agent_pid,
+        probe=heartbeat.probe,
     )
 
 

@@ -102,8 +102,8 @@ def is_pending(state: DetectorState, witness: str, peer: str, since: datetime) -
 
 
 def target(state: DetectorState, name: str) -> ProbeTarget | None:
-    """Return how to probe a node; None if its agent is of an older version, or has not been heard."""
+    """Return how to probe a node; None if neither the log nor a heartbeat says where its agent answers."""
     node = state.nodes.get(name)
-    if node is None or node.heartbeat is None or not node.heartbeat.probe:
+    if node is None or not node.probe:
         return None
-    return ProbeTarget(address=node.heartbeat.probe, incarnation=node.incarnation)
+    return ProbeTarget(address=node.probe, incarnation=node.incarnation)

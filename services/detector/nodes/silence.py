@@ -204,7 +204,7 @@ def _speaks(node: MonitoredNode, limits: SilenceLimits, now: datetime) -> bool:
 
 def _is_here(node: MonitoredNode, limits: SilenceLimits) -> bool:
     """Return whether the node is on the detector's own machine."""
-    return node.heartbeat is not None and bool(limits.network) and node.heartbeat.network == limits.network
+    return bool(limits.network) and node.network == limits.network
 
 
 # ---- questions
@@ -304,8 +304,8 @@ def _may_lose_unprobed(state: DetectorState, node: MonitoredNode, look: _Now) ->
     """Return whether the silence of a node that cannot be probed is enough.
 
     It is while others speak. Where none does, a node that has not been heard since the detector began to listen is
-    kept, and so is one of an older version, as long as there is a node that could be probed: both may be cut off with
-    the control plane.
+    kept, since the log of an older version does not say where it is, and so is one of an older version, as long as
+    there is a node that could be probed: both may be cut off with the control plane.
     """
     if look.witnesses or look.others_speak:
         return True
@@ -338,15 +338,20 @@ def _waits(task: MonitoredTask) -> bool:
 def node_lost(
     state: DetectorState, node: MonitoredNode, *, now: datetime, reason: str, limit_s: float, **details: Any
 ) -> ErrorDetected:
-    """Return the error event of a lost node, with the tasks that have workers on the node. ``details``: evidence."""
+    """Return the error event of a lost node, with the tasks that have workers on the node. ``details``: evidence.
+
+    Of a node that has not been heard since the detector began to listen nobody knows for how long it had been silent.
+    """
     event_id = derived_id(node.joined, SERVICE, "lost")
-    heard_at = node.heard_at or now
+    silent_since = min(node.heard_at or state.listening_since, now)
+    silent_s = (now - silent_since).total_seconds()
+    heard = {"last_heartbeat_at": silent_since.isoformat(), "silence_s": silent_s}
     left_out = state.isolated.get(node.name)
     same_fault = left_out is not None and (now - left_out.since).total_seconds() <= ONE_FAULT_S
     evidence = Evidence(incarnation=node.incarnation, tasks=state.lost_ranks(node))
     return ErrorDetected(
         event_id=event_id,
-        occurred_at=min(heard_at, now),
+        occurred_at=silent_since,
         incident=left_out.error if left_out is not None and same_fault else event_id,
         kind=ErrorKind.NODE_LOST,
         severity=Severity.SEV1,
@@ -355,8 +360,7 @@ def node_lost(
         node=node.name,
         evidence=evidence.mapping(
             reason=reason,
-            last_heartbeat_at=heard_at.isoformat(),
-            silence_s=(now - heard_at).total_seconds(),
+            **(heard if node.heard_at is not None else {"listened_s": silent_s}),
             limit_s=limit_s,
             **details,
         ),

@@ -24,6 +24,8 @@ class MonitoredNode:
         joined: id of its newest join event.
         supervisor: id of the process that starts its agents again; empty if there is none.
         hardware: the kind of its workers.
+        probe: where its agent answers probes; empty if that is not known.
+        network: its network stack (``shared.machine.network``); empty if that is not known.
         past: the incarnations before it.
         lost: id of the error event that declared it lost; None while it counts as alive.
         draining: the newest request to empty it; None if there is none, or it was returned.
@@ -52,6 +54,8 @@ class MonitoredNode:
     joined: str
     supervisor: str = ""
     hardware: str = "cpu"
+    probe: str = ""
+    network: str = ""
     past: frozenset[str] = frozenset()
     lost: str | None = None
     left: bool = False
@@ -92,7 +96,7 @@ class MonitoredNode:
             if follows and all(until is None or until < self.heard_at for until in excused):
                 self.arrivals.note((now - self.heard_at).total_seconds(), known.interval_s)
         self.heard_at = now if self.heard_at is None else max(now, self.heard_at)
-        self.heartbeat = heartbeat
+        self.heartbeat, self.probe, self.network = heartbeat, heartbeat.probe, heartbeat.network
         self.asked_since = None
         stopped = [w.pid for w in heartbeat.workers if w.pid is not None and w.process_state in STOPPED]
         self.stopped = {pid: self.stopped.get(pid, now) for pid in stopped}
