@@ -46,7 +46,8 @@ class NodeLimits(Model):
 
     ``silence_s``: since its newest heartbeat. ``phi``: how suspicious that is. ``ask_s``: silence from which other
     nodes are asked about it. ``limit_s``: silence that counts. ``source``: what that comes from (docs/detector.md).
-    ``samples``: heartbeats whose delay is known; ``median_delay_s``, ``longest_delay_s``: how late they came.
+    ``samples``: heartbeats whose delay is known; ``median_delay_s``, ``longest_delay_s``: how late they came, None if
+    there are none.
     """
 
     node: Name
@@ -56,8 +57,8 @@ class NodeLimits(Model):
     limit_s: Seconds
     source: Label
     samples: Integer
-    median_delay_s: Seconds
-    longest_delay_s: Seconds
+    median_delay_s: Seconds | None
+    longest_delay_s: Seconds | None
     ranks: list[HangLimitInForce] = Field(default_factory=list)
 
 

@@ -40,10 +40,16 @@ def test_a_node_shows_its_silence_and_the_limits_of_its_ranks() -> None:
     assert (node.node, node.source, node.silence_s) == ("n1", "floor", 0.5)
     assert node.limit_s == pytest.approx(1.2)
     assert node.samples > WARM_UP
+    assert node.longest_delay_s == 0.0
     assert node.phi > 10.0
     [rank] = node.ranks
     assert (rank.worker, rank.task, rank.rank, rank.phase) == ("n1/0", "gpt", 1, "compute")
     assert (rank.source, rank.limit_s, rank.quantile_s) == ("phase", 4.5, 1.5)
+
+
+def test_how_late_heartbeats_come_is_not_known_before_the_second() -> None:
+    [node] = shown(Cluster(1), 0.1)
+    assert (node.samples, node.median_delay_s, node.longest_delay_s) == (0, None, None)
 
 
 def test_until_enough_is_known_the_settings_are_in_force() -> None:

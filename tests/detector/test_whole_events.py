@@ -179,15 +179,13 @@ def test_a_silent_node() -> None:
             "limit_s": 1.5,
             "limit_source": "warm-up",
             "limit_samples": 0,
-            "phi": 0.0,
-            "longest_delay_s": 0.0,
             "incarnation": "first n1",
             "tasks": {"gpt": {"workers": ["n1/0"], "generation": 1, "ranks": {"n1/0": 1}, "step": 12}},
         },
     )
 
 
-def test_a_node_that_a_restarted_detector_never_heard_is_lost_at_the_time_of_that_decision() -> None:
+def test_a_node_that_a_restarted_detector_never_heard_is_lost_since_that_began_to_listen() -> None:
     cluster = Cluster()
     [joined] = cluster.beat("n3", 0.0, task=None).events
     successor = Cluster()

@@ -82,8 +82,8 @@ def _of_node(state: DetectorState, limits: SilenceLimits, node: MonitoredNode, n
         limit_s=limit.limit_s,
         source=limit.source,
         samples=arrivals.samples,
-        median_delay_s=arrivals.median_s,
-        longest_delay_s=arrivals.longest_s,
+        median_delay_s=arrivals.median_s if arrivals.samples else None,
+        longest_delay_s=arrivals.longest_s if arrivals.samples else None,
         ranks=_of_ranks(state, limits, node),
     )
 

@@ -138,9 +138,6 @@ class SilenceLimits:
 
 
 def evidence(arrivals: Arrivals, silence_s: float) -> dict[str, Any]:
-    """Return what the evidence of a lost node says of the heartbeats from which its limit followed."""
-    return {
-        "limit_samples": arrivals.samples,
-        "phi": round(arrivals.phi(silence_s), 2),
-        "longest_delay_s": arrivals.longest_s,
-    }
+    """Return what the evidence of a lost node says of the heartbeats that its limit follows from, if any are known."""
+    known = {"phi": round(arrivals.phi(silence_s), 2), "longest_delay_s": arrivals.longest_s}
+    return {"limit_samples": arrivals.samples, **(known if arrivals.samples else {})}
