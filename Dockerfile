@@ -25,10 +25,14 @@ COPY deploy/requirements-control.txt ./
 RUN pip install --no-compile --require-hashes --no-build-isolation -r requirements-control.txt
 COPY . .
 # Nothing is installed, compiled or checked in a running container: pip and setuptools stay behind, and the tests, type stubs
-# and headers of other projects.
+# and headers of other projects. So does what no service uses of a large one: numpy's builders and random numbers, other
+# databases, libyaml (safe_load does without it).
 RUN pip install --no-compile --no-index --no-deps --no-build-isolation . && pip check \
     && pip uninstall --yes setuptools pip \
-    && find /opt/unicron \( -type d -name tests -o -name '*.pyi' -o -name '*.[ah]' \) -prune -exec rm -r {} + \
+    && find /opt/unicron \( -type d -name tests -o -type d -name testing -o -name '*.pyi' -o -name '*.[ah]' \) -prune \
+        -exec rm -r {} + \
+    && (cd /opt/unicron/lib/python3*/site-packages && rm -rf numpy/distutils numpy/f2py numpy/random yaml/_yaml*.so \
+        sqlalchemy/dialects/mssql sqlalchemy/dialects/mysql sqlalchemy/dialects/oracle) \
     && python -P deploy/load_control.py
 
 # No CUDA base image: torch's own packages bring the CUDA libraries, the host brings the driver.
