@@ -301,9 +301,9 @@ def _is_of_node(event: ErrorDetected) -> bool:
 
 
 def _await_answer(task: MonitoredTask, event_id: str) -> None:
-    """Note an event that a plan has to answer. It explains broken collectives and a failed transition, if any."""
+    """Note an event that a plan has to answer. It explains broken collectives, if any."""
     task.unanswered.add(event_id)
-    task.suspicion = task.failed_transition = task.inquiry = None
+    task.suspicion = task.inquiry = None
 
 
 def _note_breaks(state: DetectorState, event: ErrorDetected, evidence: Evidence) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from services.detector.evolve import evolve
+from services.detector.state.cluster import DetectorState
 from shared.events.codes import FailureCode
 from shared.events.plans import Response, TaskChange
 from shared.events.severities import ErrorKind, Severity
-from shared.events.union import TaskStopRefused
+from shared.events.union import ErrorDetected, TaskStopRefused
 from tests.agent.kit import stage
-from tests.detector.kit import Cluster, at, lose, moved, only_error, plan, restart_plan
+from tests.detector.kit import Cluster, Monitor, at, lose, moved, only_error, plan, restart_plan
 
 SEGFAULT = -11
 """An exit code that may be the machine's doing, and may be a program's."""
@@ -115,6 +117,42 @@ def test_a_superseded_plan_cannot_fail_any_more() -> None:
     second = only_error(cluster.signal(cluster.exited("n2/0", 1.2), 1.2))
     restart_plan("p3", second, cluster, "n2/0", generation=3)
     assert cluster.fold(moved("p2", 2, "failed", failed_workers=["n2/0"])).events == []
+
+
+def failed_beside_an_error(*, another: bool) -> tuple[Cluster, ErrorDetected]:
+    """A pause that has failed while the planner has not answered an error of before, and may be another one since."""
+    cluster = Cluster()
+    error = only_error(cluster.signal(cluster.exited("n1/0", 1.0), 1.0))
+    pause = TaskChange(
+        task="gpt", reason="a drain", action="pause", from_generation=1, survivors=cluster.workers, hold=True
+    )
+    cluster.fold(plan("p2", "a drain", pause, response=Response.RECONFIGURE))
+    assert cluster.fold(moved("p2", 2, "failed", code="released", failed_workers=["n2/0"])).events == []
+    if another:
+        second = only_error(cluster.signal(cluster.exited("n0/0", 1.2), 1.2))
+        assert cluster.fold(plan("p3", error.event_id)).events == []
+        error = second
+    return cluster, error
+
+
+@pytest.mark.parametrize("another", [True, False])
+def test_a_plan_that_fails_beside_an_error_is_judged_if_the_answer_leaves_the_task_alone(another: bool) -> None:
+    cluster, error = failed_beside_an_error(another=another)
+    judged = only_error(cluster.fold(plan("p4", error.event_id)).events)
+    assert (judged.kind, judged.worker) == (ErrorKind.TRANSITION_FAILED, "n2/0")
+    cluster.fold(plan("p5", judged.event_id))
+    assert cluster.tick(3.0) == []
+    again = DetectorState()
+    for event in cluster.monitor.log:
+        evolve(again, event, event.occurred_at)
+    assert Monitor(at(9.0), again).tick(at(9.0)).events == []
+
+
+@pytest.mark.parametrize("another", [True, False])
+def test_a_plan_that_fails_beside_an_error_whose_answer_changes_the_task_is_superseded(another: bool) -> None:
+    cluster, error = failed_beside_an_error(another=another)
+    restart_plan("p4", error, cluster, str(error.worker))
+    assert cluster.tick(3.0) == []
 
 
 def test_a_task_that_cannot_be_saved_is_no_error() -> None:

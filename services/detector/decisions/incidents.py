@@ -81,11 +81,15 @@ def raised(decision: Decision, task: MonitoredTask, signal: RankRaised) -> None:
 
 
 def escalate(decision: Decision) -> None:
-    """Answer the plans that could not be carried out."""
+    """Answer the plans that could not be carried out.
+
+    The plan that answers another error of the task changes the task, as a rule, and so supersedes the one that has
+    failed. Where it does not, nothing else would: the failure is judged then.
+    """
     for task in list(decision.state.tasks.values()):
-        if task.ended or task.unanswered:
+        if task.ended:
             task.failed_transition = None
-        if (moved := task.failed_transition) is None:
+        if (moved := task.failed_transition) is None or task.unanswered:
             continue
         if moved.code is FailureCode.CHECKPOINT_FAILED:
             task.failed_transition = None
@@ -95,7 +99,8 @@ def escalate(decision: Decision) -> None:
         if fault is not None:
             event = faults.escalation(task, moved, fault, window_s=decision.limits.restart_window_s, now=decision.now)
             task.failed_transition = None
-            _add(decision, causes.of_failed_plan(decision.state, event, decision.limits.escalation))
+            if event.event_id not in task.recorded:
+                _add(decision, causes.of_failed_plan(decision.state, event, decision.limits.escalation))
 
 
 def examine(decision: Decision, task: MonitoredTask, fault: Fault | None) -> None:

@@ -78,7 +78,7 @@ class MonitoredTask:
         covered: worker -> the generation up to which a failure of the worker belongs to a known incident.
         failures: how the task has failed so far.
         unanswered: ids of the events (errors, nodes that left) that concern the task and no plan has answered yet.
-        failed_transition: the event that the outstanding plan could not be carried out, until an error event follows.
+        failed_transition: the event that the outstanding plan could not be carried out, until it is judged.
         suspicion: broken collectives without a known cause.
         recorded: event id -> generation of the checkpoints, stops, results and errors that the log has and that may be
             found again.
