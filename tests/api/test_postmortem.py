@@ -184,8 +184,8 @@ def test_a_lost_node_has_the_silence_that_is_known(known: str, said: str) -> Non
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=4))
 def test_evidence_of_any_form_has_a_page(value: object) -> None:
-    names = ("exit", "error", "reason", "stalled_s", "limit_s", "collectives", "without_stack", "advice", "ranks")
-    names += ("ranks_left_out", "most_ranks")
+    names = ["exit", "error", "reason", "stalled_s", "limit_s", "collectives", "without_stack", "advice", "ranks"]
+    names += ["ranks_left_out", "most_ranks"]
     found: dict[str, Any] = dict.fromkeys((*names, "stacks", "traceback"), value)
     for one in (found, {**found, "ranks": {"n0/0": found}, "collectives": [found], "without_stack": {"n0/0": found}}):
         assert all(isinstance(line, str) for line in evidence.statements(one))
