@@ -11,7 +11,6 @@ import pytest
 from benchmarks.fleet.__main__ import measure_size
 from benchmarks.report import Report
 
-
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 
