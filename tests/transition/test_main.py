@@ -203,10 +203,16 @@ async def test_commands_show_in_the_metrics(
 
 
 async def test_lines_about_commands_have_the_incident(
-    settings: Settings, bus: Bus, journal: Journal, agents: Agents, watch: Watch, caplog: pytest.LogCaptureFixture
+    settings: Settings,
+    bus: Bus,
+    journal: Journal,
+    agents: Agents,
+    watch: Watch,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO)
-    caplog.handler.setFormatter(JsonLines("transition", {}))
+    monkeypatch.setattr(caplog.handler, "formatter", JsonLines("transition", {}))  # pytest keeps the handler
     await agents.start(*NODES)
     async with running(settings, bus, journal):
         await journal.append([submitted(), restart_plan().model_copy(update={"incident": "i1"})])
