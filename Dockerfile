@@ -39,13 +39,13 @@ RUN pip install --no-compile --no-index --no-deps --no-build-isolation . && pip 
 FROM build AS build-worker
 # Where to look for wheels besides the default index, such as an index of CPU builds.
 ARG PIP_EXTRA_INDEX_URL=
-# Further extras: agent,train,s3 for checkpoints in S3.
-ARG EXTRAS=agent,train
+# Extras of the library: train,s3 for checkpoints in S3.
+ARG EXTRAS=train
 COPY constraints.txt ./
 RUN pip install -c constraints.txt torch==2.13.0 megatron-core safetensors
 COPY . .
 # setuptools stays: torch compiles extensions with it.
-RUN pip install -c constraints.txt --no-build-isolation ".[${EXTRAS}]" && pip check && pip uninstall --yes pip
+RUN pip install -c constraints.txt --no-build-isolation "./unicron[${EXTRAS}]" ".[agent]" && pip check && pip uninstall --yes pip
 
 FROM ${BASE_IMAGE} AS base
 # The second folder is the run directory of an agent that runs as root without any right to others' files (docker-compose.yml):

@@ -25,6 +25,7 @@
 #   make fuzz                  ten minutes of malformed requests and messages to all services and an agent
 #   make openapi               writes docs/openapi.json, the description of the REST API
 #   make bus-page              writes docs/bus.md, the list of messages on the bus
+#   make dist                  builds the two wheels, of the library and of all else, into dist/
 #   make clean                 removes what runs and tools left, and .venv
 
 SHELL := /bin/bash
@@ -41,17 +42,18 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-megatron-lm test-nightly test-cores test-ranks test-e2e mutants test-cluster test-containers test-page screenshots test-slurm test-torch test-parity test-gpu test-no-false-alarm test-warm-up fuzz check audit notices requirements openapi bus-page format clean
+.PHONY: install demo test test-megatron-lm test-nightly test-cores test-ranks test-e2e mutants test-cluster test-containers test-page screenshots test-slurm test-torch test-parity test-gpu test-no-false-alarm test-warm-up fuzz check audit notices requirements openapi bus-page dist format clean
 
 install: $(STAMP)
 
 # torch comes first and by its exact version: pip then takes a CPU wheel that it is pointed at (PIP_FIND_LINKS) where a
 # range would make it prefer the CUDA build. setuptools is installed under the constraints too, and used for the build
 # as it is, so that no step takes a version that constraints.txt does not name.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml unicron/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt torch==2.13.0 setuptools
-	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[agent,control,embedded,fast,plots,train,dev]'
+	$(PIP) install -c constraints.txt --no-build-isolation --editable './unicron[train]' \
+		--editable '.[agent,control,embedded,fast,plots,dev]'
 	touch $(STAMP)
 
 demo: install
@@ -110,12 +112,12 @@ OLDEST_VENV := .venv-torch-$(OLDEST_TORCH)
 OLDEST_STAMP := $(OLDEST_VENV)/.installed
 OLDEST_PIP := $(OLDEST_VENV)/bin/python -m pip --disable-pip-version-check
 
-$(OLDEST_STAMP): pyproject.toml constraints.txt
+$(OLDEST_STAMP): pyproject.toml unicron/pyproject.toml constraints.txt
 	test -x $(OLDEST_VENV)/bin/python || $(PYTHON) -m venv $(OLDEST_VENV)
 	grep -v '^torch==' constraints.txt > $(OLDEST_VENV)/constraints.txt
 	$(OLDEST_PIP) install -c $(OLDEST_VENV)/constraints.txt torch==$(OLDEST_TORCH) setuptools
 	$(OLDEST_PIP) install -c $(OLDEST_VENV)/constraints.txt --no-build-isolation \
-		--editable '.[agent,control,embedded,fast,train,dev]' torch==$(OLDEST_TORCH)
+		--editable './unicron[train]' --editable '.[agent,control,embedded,fast,dev]' torch==$(OLDEST_TORCH)
 	touch $(OLDEST_STAMP)
 
 test-torch: $(OLDEST_STAMP)
@@ -179,7 +181,8 @@ requirements: install
 
 # THIRD-PARTY-NOTICES.md, from the metadata of what the extras install; a test compares it with constraints.txt.
 notices: install
-	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[agent,control,embedded,fast,plots,train,s3,gcs,postgres]'
+	$(PIP) install -c constraints.txt --no-build-isolation --editable './unicron[train,s3,gcs]' \
+		--editable '.[agent,control,embedded,fast,plots,postgres]'
 	$(BIN)/python -m tests.packaging.notices
 
 # The description of the REST API in the repository; a test compares it with the application's.
@@ -192,10 +195,16 @@ bus-page: install
 	$(BIN)/python -m shared.messages.endpoints > docs/bus.md.partial
 	mv docs/bus.md.partial docs/bus.md
 
+# setuptools keeps in build/ what it has copied, and would take a module that is gone since from there.
+dist: install
+	rm -rf dist build unicron/build
+	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist ./unicron .
+	rm -rf build unicron/build
+
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .venv-torch-* .unicron build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* .unicron build dist *.egg-info unicron/build unicron/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

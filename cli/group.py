@@ -12,7 +12,7 @@ try:
     import typer.core
     import typer.main
 except ModuleNotFoundError as _missing:
-    raise SystemExit(f"unicron: {_missing.name} is not installed; pip install 'unicron[control]' provides it") from None
+    raise SystemExit(f"unicron: {_missing.name} is not installed (pip install 'unicron-cluster[control]')") from None
 
 
 def group(verbs: Mapping[str, tuple[str, str]]) -> typer.Typer:

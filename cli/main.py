@@ -111,7 +111,7 @@ def print_version() -> None:
     from importlib import metadata
 
     try:
-        print(f"unicron {metadata.version('unicron')}")
+        print(f"unicron {metadata.version('unicron-cluster')}")
     except metadata.PackageNotFoundError:
         print("unicron (not installed)")
 

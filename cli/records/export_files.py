@@ -77,7 +77,7 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError:
-        problem = "needs pyarrow, which is not installed: pip install 'unicron[parquet]' provides it"
+        problem = "needs pyarrow, which is not installed: pip install 'unicron-cluster[parquet]' provides it"
         raise InvalidInput(
             f"-o: parquet {problem}", [{"field": "-o", "value": "parquet", "problem": problem}]
         ) from None

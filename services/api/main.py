@@ -105,7 +105,7 @@ def application() -> FastAPI:
     app = FastAPI(
         title="Unicron",
         summary="Workload manager for large-model training that heals itself at the lowest total cost.",
-        version=metadata.version("unicron") if _installed() else "0",
+        version=metadata.version("unicron-cluster") if _installed() else "0",
     )
     problems.install(app)
     for router in ROUTERS:
@@ -135,7 +135,7 @@ def create_app(gateway: Gateway) -> FastAPI:
 
 def _installed() -> bool:
     with contextlib.suppress(metadata.PackageNotFoundError):
-        return bool(metadata.version("unicron"))
+        return bool(metadata.version("unicron-cluster"))
     return False
 
 

@@ -279,7 +279,7 @@ def postgresql_url(url: str) -> URL:
     if parsed.drivername not in ("postgresql", "postgresql+psycopg"):
         raise InvalidInput(f"a log is sqlite:///PATH or postgresql+psycopg://..., not {parsed.drivername}://...")
     if importlib.util.find_spec("psycopg") is None:
-        raise InvalidInput("a log on PostgreSQL needs the driver psycopg: install unicron[postgres]")
+        raise InvalidInput("a log on PostgreSQL needs the driver psycopg: install unicron-cluster[postgres]")
     return with_timeouts(parsed.set(drivername="postgresql+psycopg"))
 
 

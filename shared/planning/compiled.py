@@ -56,7 +56,7 @@ def can_compile() -> bool:
     """Return whether numba is installed; say so once if it is not."""
     if importlib.util.find_spec("numba") is not None:
         return True
-    logger.warning("numba is not installed: large problems are solved slowly; pip install 'unicron[fast]' provides it")
+    logger.warning("numba is not installed: large problems are solved slowly (pip install 'unicron-cluster[fast]')")
     return False
 
 

@@ -84,7 +84,7 @@ def new_registry() -> CollectorRegistry:
 def version() -> str:
     """Return the version of the program; ``unknown`` where it runs without being installed."""
     try:
-        return metadata.version("unicron")
+        return metadata.version("unicron-cluster")
     except metadata.PackageNotFoundError:
         return "unknown"
 

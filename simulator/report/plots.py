@@ -65,7 +65,7 @@ def check_installed() -> None:
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as err:
-        raise Unavailable(f"{err.name} is not installed; `pip install 'unicron[plots]'` provides it") from None
+        raise Unavailable(f"{err.name} is not installed; `pip install 'unicron-cluster[plots]'` provides it") from None
 
 
 def draw(

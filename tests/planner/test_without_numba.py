@@ -44,4 +44,4 @@ def test_large_problems_are_solved_by_plain_python() -> None:
     expected = [solve_with_proof(problem) for problem in problems]
     assert answers[::2] == [json.loads(solution.model_dump_json()) for solution, _ in expected]
     assert answers[1::2] == [list(proof) for _, proof in expected]
-    assert done.stderr.count("unicron[fast]") == 1
+    assert done.stderr.count("unicron-cluster[fast]") == 1

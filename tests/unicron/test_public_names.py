@@ -28,6 +28,6 @@ def test_a_run_tells_its_generation() -> None:
 def test_public_names_and_version() -> None:
     for name in unicron.__all__:
         assert getattr(unicron, name) is not None
-    assert f'version = "{unicron.__version__}"' in (ROOT / "pyproject.toml").read_text()
+    assert f'version = "{unicron.__version__}"' in (ROOT / "unicron" / "pyproject.toml").read_text()
     with pytest.raises(AttributeError, match="no attribute 'loop'"):
         unicron.loop  # noqa: B018

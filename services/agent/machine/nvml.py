@@ -203,7 +203,7 @@ class Driver:
 def connect() -> tuple[Driver | None, str]:
     """Return the connected library; or None, and why the driver cannot be asked: empty where there is none."""
     if pynvml is None:
-        return None, "nvidia-ml-py is not installed (unicron[agent])" if os.path.exists(CONTROL_DEVICE) else ""
+        return None, "nvidia-ml-py is not installed (unicron-cluster[agent])" if os.path.exists(CONTROL_DEVICE) else ""
     try:
         pynvml.nvmlInit()
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
