@@ -194,12 +194,16 @@ def begin_anew(folder: str, stacks: int) -> NoReturn:
 
 
 def imports() -> None:
-    """Import the modules that take seconds to import, in a process that forks training processes."""
-    import megatron.core.datasets.gpt_dataset
-    import megatron.core.dist_checkpointing
-    import megatron.core.models.gpt.gpt_layer_specs
-    import megatron.core.optimizer
-    import megatron.core.pipeline_parallel  # noqa: F401
+    """Import the modules that take seconds to import, in a process that forks training processes.
+
+    An environment may be without megatron-core, which the scripts of a checkout of Megatron-LM have beside them.
+    """
+    if megatron_cpu.found():
+        import megatron.core.datasets.gpt_dataset
+        import megatron.core.dist_checkpointing
+        import megatron.core.models.gpt.gpt_layer_specs
+        import megatron.core.optimizer
+        import megatron.core.pipeline_parallel  # noqa: F401
     import safetensors.torch  # noqa: F401
 
     from unicron.join import own_identity

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
@@ -21,6 +22,9 @@ SENTENCES = {
     "refused": "would train wrongly or show a secret, and is refused",
 }
 """Verdict -> what is said of the task."""
+
+LIBRARY_LIMIT_S = 10.0
+"""Time for a Python to import the library's messages: 0.1 s, and more on a busy machine or a slow file system."""
 
 
 class Checked(NamedTuple):
@@ -115,8 +119,33 @@ def unused(found: Checked) -> Iterator[str]:
     outer = [name for name in found.launch.launchers if name not in SHELLS | TORCHRUN]
     if outer:
         yield f"not run: {', '.join(outer)}; node agents start the processes"
-    if found.check.verdict.value != "restart" and (other := other_interpreter(found.launch)):
-        yield f"not run: {other}; the script runs in the Python of the node agents (here {sys.executable})"
+    other = other_interpreter(found.launch)
+    if other != interpreter_of(found):
+        yield (
+            f"not run: {other}, which has no library (`{other} -m pip install unicron`); the script runs in the Python "
+            f"of the node agents (here {sys.executable})"
+        )
+
+
+def interpreter_of(found: Checked) -> str:
+    """Return the Python of a command line's task; empty: the node agents' own.
+
+    It is the one that the command means, which needs the library unless the script restarts whole.
+    """
+    other = other_interpreter(found.launch)
+    return other if other and (found.check.verdict.value == "restart" or _has_library(other)) else ""
+
+
+@functools.cache
+def _has_library(python: str) -> bool:
+    """Return whether a Python can import the library."""
+    import subprocess
+
+    command = [python, "-P", "-c", "import unicron.protocol.messages"]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=LIBRARY_LIMIT_S, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def other_interpreter(launch: Launch) -> str:

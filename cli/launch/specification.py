@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cli.launch.checking import Checked, other_interpreter
+from cli.launch.checking import Checked, interpreter_of
 from shared.errors import InvalidInput
 from shared.launch.check import Verdict
 from shared.launch.script import Loop
@@ -75,10 +75,10 @@ def specification(found: Checked, given: Given) -> dict[str, Any]:
     if restart:
         spec["loop"] = RESTART
         spec.setdefault("max_restarts", DEFAULT_MAX_RESTARTS)
-        if python := other_interpreter(found.launch):
-            spec.setdefault("python", python)
     elif found.script.loop is Loop.MEGATRON_LM:
         spec["loop"] = Loop.MEGATRON_LM.value
+    if python := interpreter_of(found):
+        spec.setdefault("python", python)
     if found.launch.max_restarts is not None:
         spec["max_restarts"] = min(found.launch.max_restarts, MOST_RESTARTS)
     if given.env:

@@ -31,6 +31,7 @@ from services.agent.files.task_secrets import TaskSecrets
 from services.agent.machine.address import NodeAddress
 from services.agent.machine.device_watch import DeviceWatch
 from services.agent.machine.hardware import NodeHardware
+from services.agent.machine.interpreters import Interpreters
 from services.agent.machine.oom_kills import OomKills, own_counter
 from services.agent.machine.proc import scheduled
 from services.agent.metrics import AgentMetrics
@@ -106,6 +107,7 @@ class Agent:
         self.metrics = AgentMetrics(self.node, self._heartbeats, self._signals, self._clock, counters, self.devices)
         self._commands = Commands(self.node, self._changes, self, self._note_state, left.replies)
         self._users = users = RankUsers(settings.rank_uids)
+        self._interpreters = Interpreters(settings.rank_interpreters, separate_users=users.separate)
         self._files = TaskFiles(settings.run_dir, settings.node, users)
         self._output_limits = OutputLimits(settings, counters)
         self._oom_kills = OomKills(self._clock, own_counter())
@@ -115,10 +117,10 @@ class Agent:
         self._environment = RankEnvironment(
             settings, address, found, inherited.ranks_name, self._files, self._snapshots, users, secrets
         )
-        self._file_server = FileServer(bus, settings.node, settings.run_dir, users, secrets)
+        self._file_server = FileServer(bus, settings.node, settings.run_dir, users, secrets, self._interpreters)
         self._ranks = RankServer(inherited.ranks, self.node, self._changes, self._received, bus.dropped, users)
         self._fork_servers = ForkServers(
-            inherited.fork_servers,
+            inherited,
             self._changes,
             exited=self._exited,
             stopped=self._heartbeats.request,
@@ -144,7 +146,8 @@ class Agent:
     async def start(self) -> None:
         """Start all parts. The first heartbeat, which announces the node, comes once ranks can be forked."""
         await self._ranks.start()
-        await self._take_over(await self._fork_servers.connect())
+        used = {*(p.python for p in self._left.processes), *(store.python for store in self._left.stores)}
+        await self._take_over(await self._fork_servers.take_over(used))
         self._record()
         await self._commands.listen(self._bus)
         await self._file_server.start()
@@ -228,9 +231,10 @@ class Agent:
         """
         output = self._files.output(process.task, process.worker, process.generation)
         process.output = str(output)
-        self._record()
         try:
-            server = await self._fork_servers.current()
+            process.python = self._interpreters.of(spec)
+            self._record()
+            server = await self._fork_servers.current(process.python)
             spec_path = await asyncio.to_thread(self._files.write_spec, process.task, spec)
             await asyncio.to_thread(self._snapshots.make, process.task)
             forked = await server.fork(
@@ -276,7 +280,8 @@ class Agent:
         Raises:
             Unavailable: no store could be started.
         """
-        return await self._stores.open(task, generation)
+        python = next((process.python for process in self.node.processes() if process.task == task), "")
+        return await self._stores.open(task, generation, python)
 
     def close_stores(self, task: str, before: int | None = None) -> None:
         """End the task's stores: those of generations older than ``before``, or all."""
@@ -388,16 +393,17 @@ class Agent:
             async with asyncio.timeout(findings.ATTACH_S):
                 await self._changes.until(lambda: all(p.attached for p in self.node.processes()))
 
-    def _fork_server_lost(self) -> None:
+    def _fork_server_lost(self, python: str) -> None:
         if not self._stopping:
-            self._background.spawn(self._replace_fork_server(), vital=True)
+            self._background.spawn(self._replace_fork_server(python), vital=True)
 
-    async def _replace_fork_server(self) -> None:
-        """End the ranks of a lost fork server, report the end of each, and connect to the next fork server."""
-        for process in list(self.node.processes()):
+    async def _replace_fork_server(self, python: str) -> None:
+        """End the ranks of a lost fork server, report the end of each, and connect to the next of the node's own."""
+        for process in [process for process in self.node.processes() if process.python == python]:
             if (forked := self._forked.get(process.id)) is not None:
                 forked.kill()
                 await asyncio.to_thread(forked.wait, ending_processes.KILLED_TIMEOUT_S)
             await self._rank_exited(process.id, ending_processes.KILLED)
-        self._stores.close_all()
-        await self._fork_servers.reconnect()
+        self._stores.close_all(python)
+        if not python:
+            await self._fork_servers.reconnect()

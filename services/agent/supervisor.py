@@ -1,9 +1,12 @@
-"""The node's main process: it starts the fork server and the agent, and the agent again when it has ended.
+"""The node's main process: it starts the fork servers and the agent, and the agent again when it has ended.
 
 Ranks are children of the fork server. They outlive the agent, whose successor finds them, and end with the supervisor:
 the kernel signals both of its children when it ends. An agent that was asked to end, that may not join, or that has
 never worked is not started again: everything ends with it. The supervisor talks to no other machine, except that it
 answers probes while there is no agent: so the node counts as cut off, and not as lost, until the successor is heard.
+
+The fork server of the node's own Python runs always, and is replaced when it has ended. Those of other Pythons, which
+tasks name, run from an agent's request on; one that has ended is replaced at the next request.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from collections.abc import Sequence
 from services.agent.machine.hardware import CPU, NO_DEVICES
 from services.agent.node.record import RecordFile
 from services.agent.succession import inheritance
-from services.agent.succession.inheritance import ENDING, LINE_BYTES, CredentialSource, Inheritance
+from services.agent.succession.inheritance import ENDING, FORK_SERVER_IN, LINE_BYTES, CredentialSource, Inheritance
 from services.agent.succession.restarts import HANDED_OVER, MAX_RESTARTS, WINDOW_S, Restarts
 from shared.errors import NameInUse, Unavailable
 from shared.machine.process import PARENT_DEATH_VARIABLE
@@ -54,15 +57,18 @@ class Supervisor:
     """Keeps one agent and one fork server running.
 
     Args:
-        settings: ``node``, ``run_dir``, ``hardware``, ``orphan_grace_s``, ``nats_credential``, ``nats_credential_fd``.
+        settings: ``node``, ``run_dir``, ``hardware``, ``interpreters``, ``orphan_grace_s``, ``nats_credential``,
+            ``nats_credential_fd``.
         agent: the agent's command line, to which arguments are added.
-        fork_server: the fork server's.
+        fork_server: the fork server's; ``interpreters`` may put another Python in front.
     """
 
     def __init__(
         self, settings: Settings, *, agent: Sequence[str] = AGENT, fork_server: Sequence[str] = FORK_SERVER
     ) -> None:
-        self._settings, self._agent_command, self._fork_server_command = settings, agent, fork_server
+        self._settings, self._agent_command = settings, agent
+        own = settings.rank_interpreters[:1] or fork_server[:1]
+        self._fork_server_command = (*own, *fork_server[1:])
         self._credential = CredentialSource(settings)
         supervisor = inheritance.new_id()
         self._fork_servers = inheritance.listener(f"unicron-{supervisor}-fork-server")
@@ -77,6 +83,8 @@ class Supervisor:
         )
         self._agent: asyncio.subprocess.Process | None = None
         self._fork_server: asyncio.subprocess.Process | None = None
+        self._others: set[asyncio.Task[None]] = set()
+        """One for each fork server of another Python, from the request to its end."""
         self._probes: socket.socket | None = None
         self._answer = b""
         self._worked = False
@@ -157,8 +165,25 @@ class Supervisor:
                 return Unavailable.exit_code
 
     async def _run_fork_server(self) -> int | str:
-        """Run a fork server; return its exit status, or why there is none."""
-        output = self._settings.run_dir.resolve() / "nodes" / self._settings.node / "forkserver.log"
+        """Run a fork server of the node's own Python; return its exit status, or why there is none."""
+        try:
+            self._fork_server = await self._start_fork_server(
+                self._fork_server_command, self._fork_servers, "forkserver.log"
+            )
+        except OSError as err:
+            # A machine that is short of memory or processes may have some again later.
+            return f"{err.strerror or err}"
+        return await self._fork_server.wait()
+
+    async def _start_fork_server(
+        self, command: Sequence[str], listening: socket.socket, log: str
+    ) -> asyncio.subprocess.Process:
+        """Start a fork server that listens on a socket, and writes to a file of the node's folder.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        output = self._settings.run_dir.resolve() / "nodes" / self._settings.node / log
         variables = {name: value for name, value in os.environ.items() if name not in _SECRET_VARIABLES} | {
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "OPENBLAS_NUM_THREADS": "1",
@@ -167,23 +192,35 @@ class Supervisor:
         if self._settings.hardware == CPU:
             # What it imports might look for devices, and a process forked from it would go by what was found.
             variables |= NO_DEVICES
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with output.open("ab") as file:
+            return await asyncio.create_subprocess_exec(
+                *command,
+                *("--fd", str(listening.fileno()), "--parent", str(os.getpid())),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                pass_fds=[listening.fileno()],
+                start_new_session=True,
+                env=variables,
+            )
+
+    async def _run_other(self, python: str, listening: socket.socket) -> None:
+        """Run the fork server of another Python until it ends, or this supervisor does."""
+        # Nobody else holds the socket afterwards: its end is seen by whoever waits for an answer.
+        with contextlib.closing(listening):
+            command = (python, *self._fork_server_command[1:])
+            try:
+                process = await self._start_fork_server(command, listening, self._inherited.fork_server_log(python))
+            except (OSError, ValueError) as err:
+                logger.error("no fork server in %s: %s", python, err)
+                return
         try:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            with output.open("ab") as file:
-                self._fork_server = await asyncio.create_subprocess_exec(
-                    *self._fork_server_command,
-                    *("--fd", str(self._fork_servers.fileno()), "--parent", str(os.getpid())),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=file,
-                    pass_fds=[self._fork_servers.fileno()],
-                    start_new_session=True,
-                    env=variables,
-                )
-        except OSError as err:
-            # A machine that is short of memory or processes may have some again later.
-            return f"{err.strerror or err}"
-        return await self._fork_server.wait()
+            logger.info("a fork server runs in %s", python)
+            code = await process.wait()
+            logger.error("the fork server in %s ended with %s", python, code)
+        finally:
+            await _end(process)
 
     # ---- both
 
@@ -200,21 +237,15 @@ class Supervisor:
         return not self._ending.is_set()
 
     async def _end_children(self) -> None:
-        """End what still runs: the agent at once, the fork server together with its children."""
+        """End what still runs: the agent at once, the fork servers together with their children."""
         if self._agent is not None and self._agent.returncode is None:
             self._agent.kill()
             await self._agent.wait()
-        server = self._fork_server
-        if server is None or server.returncode is not None:
-            return
-        server.terminate()
-        try:
-            async with asyncio.timeout(FORK_SERVER_END_S):
-                await server.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                server.kill()
-            await server.wait()
+        for task in self._others:
+            task.cancel()
+        await asyncio.gather(*self._others, return_exceptions=True)
+        if self._fork_server is not None:
+            await _end(self._fork_server)
 
     def _close(self) -> None:
         self._take_probes(None)
@@ -227,10 +258,15 @@ class Supervisor:
     # ---- probes
 
     def _take_report(self) -> None:
-        """Take an agent's report: that it works, and answers probes itself from now on, or does so no more."""
+        """Take an agent's report: that it works, and answers probes from now on, or does so no more; or its request."""
         with contextlib.suppress(OSError):
             text, found, _, _ = socket.recv_fds(self._reports, LINE_BYTES, 1)
-            if found:
+            if found and text.startswith(FORK_SERVER_IN):
+                python = os.fsdecode(text.removeprefix(FORK_SERVER_IN))
+                running = asyncio.create_task(self._run_other(python, socket.socket(fileno=found[0])))
+                self._others.add(running)
+                running.add_done_callback(self._others.discard)
+            elif found:
                 self._worked, self._answer = True, text
                 self._take_probes(socket.socket(fileno=found[0]))
             elif text == ENDING:
@@ -254,3 +290,18 @@ class Supervisor:
             with contextlib.closing(connection):
                 connection.setblocking(False)
                 connection.send(self._answer)
+
+
+async def _end(server: asyncio.subprocess.Process) -> None:
+    """End a fork server, together with its children; nothing happens if it has ended."""
+    if server.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        server.terminate()
+    try:
+        async with asyncio.timeout(FORK_SERVER_END_S):
+            await server.wait()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            server.kill()
+        await server.wait()

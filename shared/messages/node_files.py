@@ -104,7 +104,8 @@ class CheckInputs(Message):
 
     ``vocabulary``: of the model, which has to fit a text. ``task``: under whose user the files are looked at, where
     tasks have users of their own. ``directories``: below which the files have to be, wherever links lead; None:
-    anywhere. ``secrets``: the variables that the agent would read for the task.
+    anywhere. ``secrets``: the variables that the agent would read for the task. ``python``: the Python in which the
+    library is to run its processes; None: the node's own.
     """
 
     kind: Literal["check-inputs"] = "check-inputs"
@@ -114,6 +115,7 @@ class CheckInputs(Message):
     vocabulary: Integer
     directories: list[FilePath] | None = None
     secrets: dict[str, Place] = Field(default_factory=dict)
+    python: FilePath | None = None
 
 
 FilesRequest = Annotated[

@@ -190,6 +190,10 @@ class Settings(BaseSettings, EscalationLimits):
     secret_dirs: Directories = ""
     """Directories on this node, separated by commas, below which the secrets of tasks are. Empty: any file that the
     agent can read; with ``rank_uids``, none. The agent reads it."""
+    interpreters: Directories = ""
+    """Pythons on this node, separated by commas, in which ranks run: each has the library and torch. The first is that
+    of tasks that name none. Empty: the agent's own, and any that a task names; with ``rank_uids``, the agent's alone.
+    The agent reads it."""
     server: str = DEFAULT_SERVER
     """Address of the API for the CLI, and in the links of notices."""
     notices_file: Path | None = None
@@ -352,6 +356,11 @@ class Settings(BaseSettings, EscalationLimits):
     def input_directories(self) -> list[Path]:
         """Each of ``input_dirs``."""
         return _directories(self.input_dirs)
+
+    @property
+    def rank_interpreters(self) -> list[str]:
+        """Each of ``interpreters``."""
+        return [str(path) for path in _directories(self.interpreters)]
 
     @property
     def secret_directories(self) -> list[Path]:

@@ -253,8 +253,8 @@ class TaskSpec(Model):
     python: Annotated[str, Field(max_length=4096, pattern=r"^/[^\x00]*$")] | None = Field(
         default=None, exclude_if=lambda python: python is None
     )
-    """The interpreter of a script that restarts whole, on all nodes the same; None: the node agent's own. Nothing of
-    this project need be installed there."""
+    """The Python in which the task's processes run, on all nodes the same; None: the node's own. It has the library,
+    but for a script that restarts whole: nothing of this project need be installed there."""
 
     @property
     def restarts_whole(self) -> bool:
@@ -326,10 +326,6 @@ class TaskSpec(Model):
         path = "" if self.script is None else self.script.removesuffix(".py").removesuffix("/__main__")
         yield self.script is not None or not self.arguments, "arguments: only beside script"
         yield self.script is not None or self.loop == "unicron", "loop: only beside script"
-        yield (
-            self.restarts_whole or self.python is None,
-            "python: only for loop restart; a script with another loop runs in the node agent's own interpreter",
-        )
         yield (
             self.module is None or f"/{path}".endswith("/" + self.module.replace(".", "/")),
             f"module: script must be its file, {(self.module or '').replace('.', '/')}.py or its __main__.py",

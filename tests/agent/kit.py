@@ -29,9 +29,10 @@ STAND_IN = (sys.executable, "-m", "tests.agent.stand_in")
 
 @contextlib.asynccontextmanager
 async def supervision(settings: Settings, command: Sequence[str] = STAND_IN) -> AsyncIterator[Inheritance]:
-    """A supervisor that runs a fork server, and leaves agents to the test."""
+    """A supervisor that runs fork servers, and leaves agents to the test."""
     supervisor = Supervisor(settings, fork_server=command)
     supervisor._worked = True
+    asyncio.get_running_loop().add_reader(supervisor._reports, supervisor._take_report)
     keeping = asyncio.create_task(supervisor._keep_fork_server())
     try:
         yield supervisor._inherited
@@ -39,6 +40,7 @@ async def supervision(settings: Settings, command: Sequence[str] = STAND_IN) -> 
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
         await supervisor._end_children()
+        asyncio.get_running_loop().remove_reader(supervisor._reports)
         supervisor._close()
 
 

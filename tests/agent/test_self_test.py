@@ -52,11 +52,11 @@ async def test_a_folder_that_cannot_be_written_to_fails_it(agent: Agent, bus: Bu
 
 async def test_a_fork_server_that_starts_nothing_fails_it(agent: Agent, bus: Bus) -> None:
     servers = agent._fork_servers
-    server, servers._server = servers._server, None  # it has ended, and none can be started
+    server = servers._servers.pop("")  # it has ended, and none can be started
     try:
         assert "fork server has not started a process" in await problem(bus)
     finally:
-        servers._server = server
+        servers._servers[""] = server
 
 
 async def test_a_request_that_cannot_be_read_is_answered(agent: Agent, bus: Bus) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli.launch.checking import checked, said, unused
+from cli.launch.checking import checked, interpreter_of, said, unused
 from cli.launch.specification import Given, name_of, read_base, specification
 from shared.errors import InvalidInput
 from shared.names import is_name
@@ -191,5 +191,14 @@ def test_a_whole_restart_runs_in_the_interpreter_that_its_command_means(
     assert of("torchrun --nproc-per-node 2 plain.py", workers=2)["python"] == python
     assert "python" not in of(f"{sys.executable} plain.py", workers=1), "it is the node agents' own"
     assert [*unused(checked([python, "plain.py"]))] == []
-    (line,) = unused(checked([python, "healed.py"]))
-    assert line.startswith(f"not run: {python}; the script runs in the Python of the node agents")
+
+
+@pytest.mark.parametrize("has_library", [True, False])
+def test_a_healed_script_runs_in_that_interpreter_where_it_has_the_library(folder: Path, has_library: bool) -> None:
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\nexit {int(not has_library)}\n")
+    python.chmod(0o755)
+    found = checked([str(python), "healed.py"])
+    assert interpreter_of(found) == (str(python) if has_library else "")
+    said = f"not run: {python}, which has no library (`{python} -m pip install unicron`); the script runs in the Python"
+    assert [line.startswith(said) for line in unused(found)] == [True] * (not has_library)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib.util
 import logging
 import os
 from collections.abc import Callable
@@ -49,10 +50,18 @@ def _enable_sequence_parallel_norms() -> None:
     wrapped.__new__ = new
 
 
+def found() -> bool:
+    """Return whether megatron-core can be imported. That of a script's own folder is found once the script runs."""
+    try:
+        return importlib.util.find_spec("megatron.core") is not None
+    except ModuleNotFoundError:
+        return False
+
+
 def enable() -> None:
-    """Make megatron-core run on the CPU if there is no CUDA device."""
+    """Make megatron-core, where it is found, run on the CPU if there is no CUDA device."""
     global _enabled
-    if _enabled:
+    if _enabled or not found():
         return
     _enabled = True
     if torch.cuda.is_available():

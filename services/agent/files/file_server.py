@@ -16,6 +16,7 @@ from typing import TypeVar
 from services.agent.files import task_inputs
 from services.agent.files.rank_users import RankUsers
 from services.agent.files.task_secrets import TaskSecrets
+from services.agent.machine.interpreters import Interpreters, probe
 from shared.bus.connection import Bus
 from shared.bus.messages import REASON_CHARACTERS
 from shared.errors import Unavailable, UnicronError
@@ -51,10 +52,20 @@ class FileServer:
         run_dir: the run directory.
         users: of the tasks.
         secrets: of the tasks.
+        interpreters: of the node; None: those of one whose operator has listed none.
     """
 
-    def __init__(self, bus: Bus, node: str, run_dir: Path, users: RankUsers, secrets: TaskSecrets) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        node: str,
+        run_dir: Path,
+        users: RankUsers,
+        secrets: TaskSecrets,
+        interpreters: Interpreters | None = None,
+    ) -> None:
         self._users, self._secrets = users, secrets
+        self._interpreters = interpreters or Interpreters([], separate_users=users.separate)
         self._bus, self._node = bus, node
         self._folders = TaskFolders(run_dir)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="files")
@@ -101,10 +112,23 @@ class FileServer:
         if script is not None and "script" not in wrong:
             async with self._processes:
                 problems += await task_inputs.compile_problems(script, uid)
+        if request.python is not None and (text := await self._interpreter_problem(request.python, uid)):
+            problems.append(InputProblem(field="python", problem=text[:REASON_CHARACTERS]))
         for name, place in request.secrets.items():
             if text := await self._in_thread(functools.partial(self._secrets.problem, place)):
                 problems.append(InputProblem(field=f"secrets.{name}"[:64], problem=text[:REASON_CHARACTERS]))
         return FilesReply(problems=problems)
+
+    async def _interpreter_problem(self, python: str, uid: int | None) -> str:
+        """Return why a task's processes cannot be forked in a Python here; empty: they can."""
+        if problem := self._interpreters.refusal(python):
+            return problem
+        async with self._processes:
+            try:
+                lacking = (await probe(python, uid))["lacking"]
+            except Unavailable as err:
+                return err.detail
+        return f"has no {', '.join(lacking)}" if lacking else ""
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -43,6 +43,7 @@ class Process:
         task: the task that the process trains.
         worker: the slot that the process occupies, ``<node>/<slot>``.
         generation: of the last ``Configure``; before the first, of the ``Prepare`` that started the process.
+        python: the Python of its fork server; empty: the node's own.
         output: the file that receives the process's output.
         pid: None until the fork server has answered.
         attached: the process has sent ``Hello`` on the agent's socket.
@@ -82,6 +83,7 @@ class Process:
     task: str
     worker: str
     generation: int
+    python: str = ""
     output: str = ""
     pid: int | None = None
     attached: bool = False

@@ -22,11 +22,12 @@ from shared.messages.signals import Signal
 
 
 class StoreRecord(Message):
-    """A rendezvous store. ``id``: the fork server's name of its process."""
+    """A rendezvous store. ``id``: the fork server's name of its process. ``python``: the fork server's."""
 
     task: str
     generation: int
     id: str
+    python: str = ""
 
 
 class NodeRecord(Message):

@@ -104,6 +104,7 @@ class ForkServer:
 
     Args:
         name: of the socket on which it listens, in Linux's abstract namespace.
+        log: name of the file with what it prints, for errors.
         exited: called with the id and the exit status (negative: a signal's number) of each process that ends.
         stopped: called when a process was stopped by a signal, and when a stopped process goes on.
         lost: called when the fork server ended.
@@ -118,9 +119,10 @@ class ForkServer:
         stopped: Callable[[], None],
         lost: Callable[[], None],
         dropped: DroppedMessages,
+        log: str = "forkserver.log",
     ) -> None:
         self._dropped = dropped
-        self._name = name
+        self._name, self._log = name, log
         self._exited, self._stopped, self._lost = exited, stopped, lost
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -224,7 +226,7 @@ class ForkServer:
                 self._take(event)
         assert self._writer is not None
         self._writer.close()
-        gone = Unavailable("the fork server ended; see forkserver.log")
+        gone = Unavailable(f"the fork server ended; see {self._log} of the node")
         if not self._ready.done():
             self._ready.set_exception(gone)
         elif not self._stopping:

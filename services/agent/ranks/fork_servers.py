@@ -1,10 +1,16 @@
-"""The node's fork servers as the agent sees them: one after the other, since the supervisor replaces one that ends."""
+"""The node's fork servers as the agent sees them: of each Python in use one after the other.
+
+The supervisor replaces the one of the node's own Python when it has ended. That of another Python is started with the
+first process that is to run there, and again with the next one behind its end.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from services.agent.ranks.fork_server import Children, ForkServer
 from shared.bus.dropped import DroppedMessages
@@ -17,78 +23,132 @@ RETRY_PAUSE_S = 0.5
 """Pause between attempts to connect to a fork server that ends while it starts: short beside the seconds that its
 imports take."""
 
+TAKE_OVER_S = 1.0
+"""Time for the fork server of another Python to say what it has: milliseconds, unless it still imports, and has
+nothing. The node is not seen before."""
+
+
+class Supervision(Protocol):
+    """What an agent needs of its supervisor (``services.agent.succession.inheritance``)."""
+
+    def fork_server_name(self, python: str) -> str:
+        """Return the name of the socket of a Python's fork server; empty: of the node's own."""
+
+    def fork_server_log(self, python: str) -> str:
+        """Return the name of the file with what it prints."""
+
+    def ask_for_fork_server(self, python: str) -> None:
+        """Have it started, if none runs. Raises OSError if the supervisor has ended."""
+
 
 class ForkServers:
-    """Keeps the connection to the present fork server.
+    """Keeps the connections to the present fork servers. The Python "" stands for the node's own.
 
     Args:
-        name: of the socket on which they listen, one after the other.
-        changes: notified when there is another one, and when there is none any more.
+        supervision: the names of their sockets, and the way to the supervisor.
+        changes: notified when there is another fork server, and when there is none any more.
         exited: as for ``ForkServer``.
         stopped: as for ``ForkServer``.
-        lost: called when the fork server has ended, and its children with it.
+        lost: called with the Python of a fork server that has ended, and its children with it.
         dropped: counts the messages that cannot be decoded.
     """
 
     def __init__(
         self,
-        name: str,
+        supervision: Supervision,
         changes: Changes,
         *,
         exited: Callable[[str, int], None],
         stopped: Callable[[], None],
-        lost: Callable[[], None],
+        lost: Callable[[str], None],
         dropped: DroppedMessages,
     ) -> None:
-        self._name, self._changes, self._dropped = name, changes, dropped
+        self._supervision, self._changes, self._dropped = supervision, changes, dropped
         self._exited, self._stopped, self._on_lost = exited, stopped, lost
-        self._server: ForkServer | None = None
+        self._servers: dict[str, ForkServer] = {}
+        self._starting = asyncio.Lock()
 
-    async def connect(self) -> Children:
-        """Connect to the fork server; return what it has.
+    async def connect(self, python: str = "") -> Children:
+        """Connect to the fork server of a Python; return what it has.
 
         Raises:
             Unavailable: it ended before it was ready.
             OSError: nothing listens.
         """
         server = ForkServer(
-            self._name, exited=self._exited, stopped=self._stopped, lost=self._lost, dropped=self._dropped
+            self._supervision.fork_server_name(python),
+            exited=self._exited,
+            stopped=self._stopped,
+            lost=functools.partial(self._lost, python),
+            dropped=self._dropped,
+            log=self._supervision.fork_server_log(python),
         )
         try:
             children = await server.start()
         except BaseException:
             await server.stop()
             raise
-        self._server = server
+        self._servers[python] = server
         self._changes.notify()
         return children
 
+    async def take_over(self, pythons: Iterable[str]) -> Children:
+        """Connect to the fork servers of a predecessor, as far as they still run; return what they have together.
+
+        Raises:
+            Unavailable: the one of the node's own Python ended before it was ready.
+            OSError: nothing listens for it.
+        """
+        found = await self.connect()
+        for python in {*pythons} - {""}:
+            try:
+                async with asyncio.timeout(TAKE_OVER_S):
+                    children = await self.connect(python)
+            except (Unavailable, OSError) as err:
+                logger.error("no connection to the fork server in %s: %s", python, f"{type(err).__name__} {err}")
+                continue
+            found.living |= children.living
+            found.ended |= children.ended
+        return found
+
     async def reconnect(self) -> None:
         """Connect to the fork server that the supervisor starts in place of one that has ended."""
-        while self._server is None:
+        while "" not in self._servers:
             try:
                 await self.connect()
             except (Unavailable, OSError) as err:
                 logger.error("no connection to the fork server: %s", err)
                 await asyncio.sleep(RETRY_PAUSE_S)
 
-    async def current(self) -> ForkServer:
-        """Return the connection; wait while the fork server is being replaced. Callers limit the wait."""
-        await self._changes.until(lambda: self._server is not None)
-        assert self._server is not None
-        return self._server
+    async def current(self, python: str = "") -> ForkServer:
+        """Return the connection; wait while the fork server is being replaced, or started. Callers limit the wait.
+
+        Raises:
+            Unavailable: the fork server of another Python could not be started.
+        """
+        if not python:
+            await self._changes.until(lambda: "" in self._servers)
+            return self._servers[""]
+        async with self._starting:
+            if python not in self._servers:
+                try:
+                    self._supervision.ask_for_fork_server(python)
+                    await self.connect(python)
+                except (Unavailable, OSError) as err:
+                    raise Unavailable(f"no fork server in {python}: {err}") from err
+            return self._servers[python]
 
     def acknowledge(self, process_id: str) -> None:
         """Have the end of a process forgotten, which would be repeated to a successor of the agent."""
-        if self._server is not None:
-            self._server.acknowledge(process_id)
+        for server in self._servers.values():
+            server.acknowledge(process_id)
 
     async def stop(self) -> None:
-        """Close the connection."""
-        if self._server is not None:
-            await self._server.stop()
+        """Close the connections."""
+        for server in self._servers.values():
+            await server.stop()
 
-    def _lost(self) -> None:
-        self._server = None
-        logger.error("the fork server ended; its ranks end with it")
-        self._on_lost()
+    def _lost(self, python: str) -> None:
+        self._servers.pop(python, None)
+        logger.error("the fork server%s ended; its ranks end with it", f" in {python}" if python else "")
+        self._on_lost(python)

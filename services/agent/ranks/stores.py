@@ -31,6 +31,15 @@ class _Opening:
     closed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Store:
+    """A store that runs. ``id``: the fork server's name of the process; ``python``: that of the fork server."""
+
+    id: str
+    python: str
+    forked: Forked
+
+
 class Stores:
     """The stores of one node.
 
@@ -39,23 +48,23 @@ class Stores:
         ip: the address on which the stores listen: that of ``host`` on this machine.
         files: where the stores' output goes.
         users: of the tasks.
-        server: returns the fork server, once one runs.
+        server: returns the fork server of a Python, once it runs.
     """
 
     def __init__(
-        self, host: str, ip: str, files: TaskFiles, users: RankUsers, server: Callable[[], Awaitable[ForkServer]]
+        self, host: str, ip: str, files: TaskFiles, users: RankUsers, server: Callable[[str], Awaitable[ForkServer]]
     ) -> None:
         self._host, self._ip, self._files, self._users, self._server = host, ip, files, users, server
-        self._running: dict[tuple[str, int], tuple[str, Forked]] = {}
-        """(task, generation) -> (the fork server's id, the process)."""
+        self._running: dict[tuple[str, int], _Store] = {}
+        """By task and generation."""
         self._openings: set[_Opening] = set()
 
     def __len__(self) -> int:
         """Return the number of running stores."""
         return len(self._running)
 
-    async def open(self, task: str, generation: int) -> tuple[str, int]:
-        """Run a store; return its host and port.
+    async def open(self, task: str, generation: int, python: str = "") -> tuple[str, int]:
+        """Run a store in the Python of its task; return its host and port.
 
         Raises:
             Unavailable: no store could be started, or it was closed meanwhile.
@@ -63,7 +72,7 @@ class Stores:
         opening = _Opening(task, generation)
         self._openings.add(opening)
         try:
-            server = await self._server()
+            server = await self._server(python)
             output = self._files.store_output(task, generation)
             self._files.make_output_folder(task)
             store_id, uid = f"{ID_PREFIX}{uuid.uuid4().hex}", self._users.uid(task)
@@ -75,19 +84,20 @@ class Stores:
             raise Unavailable(f"the store of {task}, generation {generation}, was closed while it was opened")
         previous = self._running.pop((task, generation), None)
         if previous is not None:
-            _end(previous[1])
-        self._running[(task, generation)] = (store_id, forked)
+            _end(previous.forked)
+        self._running[(task, generation)] = _Store(store_id, python, forked)
         return self._host, port
 
     def records(self) -> list[StoreRecord]:
         """Return what a successor of the agent has to know."""
         return [
-            StoreRecord(task=key[0], generation=key[1], id=store_id) for key, (store_id, _) in self._running.items()
+            StoreRecord(task=key[0], generation=key[1], id=store.id, python=store.python)
+            for key, store in self._running.items()
         ]
 
     def restore(self, record: StoreRecord, pid: int) -> None:
         """Take over a store that runs."""
-        self._running[(record.task, record.generation)] = (record.id, Forked(pid))
+        self._running[(record.task, record.generation)] = _Store(record.id, record.python, Forked(pid))
 
     def close(self, task: str, before: int | None = None) -> None:
         """End a task's stores, and those that are being opened.
@@ -97,25 +107,24 @@ class Stores:
             before: only stores of generations older than this; None: all.
         """
         for key in [k for k in self._running if k[0] == task and (before is None or k[1] < before)]:
-            _end(self._running.pop(key)[1])
+            _end(self._running.pop(key).forked)
         for opening in self._openings:
             if opening.task == task and (before is None or opening.generation < before):
                 opening.closed = True
 
-    def close_all(self) -> None:
-        """End every running store."""
-        for _, forked in self._running.values():
-            _end(forked)
-        self._running.clear()
+    def close_all(self, python: str | None = None) -> None:
+        """End every running store, or those of one Python's fork server."""
+        for key in [k for k, store in self._running.items() if python in (None, store.python)]:
+            _end(self._running.pop(key).forked)
 
     def exited(self, store_id: str, exit_code: int) -> None:
         """Forget a store whose process has ended."""
-        for key, (known, forked) in list(self._running.items()):
-            if known == store_id:
+        for key, store in list(self._running.items()):
+            if store.id == store_id:
                 # Established collectives need no store, and the next generation opens its own.
                 logger.warning("the store of %s, generation %d, exited with %d", *key, exit_code)
                 del self._running[key]
-                forked.close()
+                store.forked.close()
 
 
 def _end(forked: Forked) -> None:

@@ -6,6 +6,9 @@ The supervisor makes it, and passes it to each agent as descriptors and argument
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
+import hashlib
 import logging
 import os
 import socket
@@ -25,8 +28,12 @@ BACKLOG = 1024
 ENDING = b"ending"
 """An agent's report that it hands over."""
 
-LINE_BYTES = 4096
-"""Longest message of an agent to its supervisor: the answer to probes, of at most 256 bytes."""
+FORK_SERVER_IN = b"fork server in "
+"""What an agent's request for a further fork server begins with; a Python's path follows. It comes with the socket on
+which that fork server is to listen."""
+
+LINE_BYTES = 8192
+"""Longest message of an agent to its supervisor: a path has at most 4,096 bytes."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +45,8 @@ class Inheritance:
     Attributes:
         supervisor: id of the supervisor, new for each of its starts.
         ranks: listens for ranks. They connect to the same name whichever agent serves it.
-        fork_servers: name of the socket on which the fork server listens for agents, in Linux's abstract namespace.
+        fork_servers: name of the socket on which the fork server listens for agents, in Linux's abstract namespace;
+            those of other Pythons listen on names that begin so.
         record: the state of the node.
         reports: to the supervisor; None in a test without one.
     """
@@ -65,6 +73,30 @@ class Inheritance:
         if self.reports is not None:
             socket.send_fds(self.reports, [answer], [probes.fileno()])
 
+    def fork_server_name(self, python: str) -> str:
+        """Return the name of the socket of a Python's fork server; empty: of the node's own."""
+        return f"{self.fork_servers}-{_digest(python)}" if python else self.fork_servers
+
+    def fork_server_log(self, python: str) -> str:
+        """Return the name of the file with what the fork server of a Python prints; empty: of the node's own."""
+        return f"forkserver-{_digest(python)}.log" if python else "forkserver.log"
+
+    def ask_for_fork_server(self, python: str) -> None:
+        """Have the supervisor start the fork server of a Python, if none runs.
+
+        Raises:
+            OSError: the supervisor has ended.
+        """
+        assert self.reports is not None
+        try:
+            listening = listener(self.fork_server_name(python))
+        except OSError as err:
+            if err.errno != errno.EADDRINUSE:
+                raise
+            return  # one listens
+        with contextlib.closing(listening):
+            socket.send_fds(self.reports, [FORK_SERVER_IN + os.fsencode(python)], [listening.fileno()])
+
     def report_ending(self) -> None:
         """Report to the supervisor that the agent hands over: it answers probes no more."""
         if self.reports is not None:
@@ -77,6 +109,11 @@ def listener(name: str) -> socket.socket:
     found.bind(f"\0{name}")
     found.listen(BACKLOG)
     return found
+
+
+def _digest(python: str) -> str:
+    """Return what stands for a Python's path in names of sockets and files."""
+    return hashlib.sha256(os.fsencode(python)).hexdigest()[:16]
 
 
 def new_id() -> str:

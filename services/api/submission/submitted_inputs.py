@@ -41,6 +41,7 @@ async def check_inputs(spec: TaskSpec, nodes: Sequence[NodeFiles], below: Sequen
         vocabulary=spec.model.vocabulary,
         directories=None if below is None else [str(directory) for directory in below],
         secrets=spec.secrets,
+        python=None if spec.restarts_whole else spec.python,
     )
     answers = await asyncio.gather(*(_problems(node, request) for node in nodes))
     concerned: dict[InputProblem, list[str]] = {}
@@ -50,6 +51,7 @@ async def check_inputs(spec: TaskSpec, nodes: Sequence[NodeFiles], below: Sequen
     values: dict[str, object] = {
         "data": spec.data,
         "script": spec.script,
+        "python": spec.python,
         "model.vocabulary": spec.model.vocabulary,
         **{f"secrets.{name}": place for name, place in spec.secrets.items()},
     }
