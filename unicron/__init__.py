@@ -36,6 +36,7 @@ from unicron.errors import (
     UnsupportedState,
     WrongLoop,
 )
+from unicron.protocol.versions import __version__
 
 if TYPE_CHECKING:
     from unicron.join.origin import Origin
@@ -63,8 +64,6 @@ __all__ = [
     "each_backward",
     "order_samples",
 ]
-
-__version__ = "0.1.0"
 
 _LAZY = {
     "Generation": "unicron.training.run",

@@ -11,7 +11,7 @@ The server and its node agent exchange JSON lines. The inherited socket ``N`` li
                      {"do": "store", "id", "host", "output", "uid"}
                      {"do": "check", "id", "output", "memory_bytes", "devices"}   (``self_check``; "forked" answers)
                      {"do": "acknowledge", "id"}                     (the end of this process need not be said again)
-    server -> agent  {"event": "ready", "pid", "version"}
+    server -> agent  {"event": "ready", "pid", "version", "newest", "library"}    (``unicron.protocol.versions``)
                      {"event": "forked", "id", "pid"}
                      {"event": "store", "id", "pid", "port"}
                      {"event": "stopped", "id", "pid"}               (by a signal)
@@ -49,14 +49,12 @@ from unicron.process import preloading, self_check
 from unicron.process.fork_requests import error_detail, read_request
 from unicron.process.processes import become, belongs_to, end_with_parent, kill_group, peer, redirect, write_stacks
 from unicron.protocol import environment
+from unicron.protocol.versions import OLDEST, VERSION, __version__
 
 preloading.keep_quiet(os.environ)
 
 # Otherwise torch.cuda.is_available() initialises CUDA, and no child could use it.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-
-VERSION = 2
-"""Version of the messages, sent with ``ready``: one higher with every change that one of the two would misread."""
 
 STORE_BACKLOG = 1024
 """Connections that may wait to be accepted by a store. Chosen: all ranks of a task connect at once."""
@@ -137,7 +135,7 @@ class ForkServer:
             self._emit(event="forked", id=request_id, pid=pid)
         for end in self._ends.values():
             self._emit(**end)
-        self._emit(event="ready", pid=self._pid, version=VERSION)
+        self._emit(event="ready", pid=self._pid, version=OLDEST, newest=VERSION, library=__version__)
 
     def _drop_agent(self) -> None:
         """Forget the agent, and what it has sent in part."""

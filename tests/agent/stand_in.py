@@ -24,7 +24,6 @@ from typing import Any
 
 from unicron import forkserver
 from unicron.protocol.messages import (
-    VERSION,
     Checkpointed,
     Configure,
     Drain,
@@ -46,6 +45,7 @@ from unicron.protocol.messages import (
     decode,
     encode,
 )
+from unicron.protocol.versions import OLDEST
 
 STEP_S = 0.02
 
@@ -84,7 +84,7 @@ class Rank:
         self.socket.connect("\0" + os.environ["UNICRON_SOCKET"].removeprefix("@"))
         self.buffer = b""
         task, worker = os.environ["UNICRON_TASK"], os.environ["UNICRON_WORKER"]
-        version = 99 if self.behaviour == "newer" else VERSION
+        version = 99 if self.behaviour == "newer" else OLDEST
         hello = Hello(version=version, task=task, worker=worker, pid=os.getpid())
         for message in (hello, *self.unanswered):
             self.socket.sendall(encode(message))

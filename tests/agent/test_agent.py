@@ -36,7 +36,8 @@ from tests.agent.kit import (
     supervision,
     train,
 )
-from unicron.protocol.messages import VERSION, Hello, encode
+from unicron.protocol.messages import Hello, encode
+from unicron.protocol.versions import VERSION
 
 
 async def test_prepared_and_configured_workers_train_and_show_in_heartbeats(

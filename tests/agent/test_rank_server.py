@@ -23,7 +23,6 @@ from shared.service.changes import Changes
 from tests.condition import until
 from unicron.protocol.messages import (
     MAX_LINE_BYTES,
-    VERSION,
     Checkpointed,
     Finished,
     Hello,
@@ -35,6 +34,7 @@ from unicron.protocol.messages import (
     decode,
     encode,
 )
+from unicron.protocol.versions import VERSION
 
 pytestmark = pytest.mark.timeout(60)
 

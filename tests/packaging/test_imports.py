@@ -55,7 +55,7 @@ def test_importing_unicron_loads_the_standard_library_only() -> None:
     assert run_python(code).split() == ["unicron"]
 
 
-@pytest.mark.parametrize("name", ["protocol.environment", "protocol.messages"])
+@pytest.mark.parametrize("name", ["protocol.environment", "protocol.messages", "protocol.versions"])
 def test_what_the_agent_needs_of_the_library_needs_the_standard_library_only(name: str) -> None:
     tree = ast.parse((ROOT / "unicron" / f"{name.replace('.', '/')}.py").read_text())
     used = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}

@@ -334,8 +334,8 @@ def test_a_process_that_the_agent_does_not_read_ends_with_its_reason(tmp_path: P
     )
     agent.accept(START_S)
     assert isinstance(agent.receive(), Hello)
-    agent.send(Incompatible(reason="n0/0 speaks protocol version 1; the agent reads 2"))
+    agent.send(Incompatible(reason="n0/0 speaks protocol 9"))
     _, errors = process.communicate(timeout=START_S)
     agent.close()
     assert process.returncode == EXIT_INCOMPATIBLE
-    assert "the node agent refuses this process: n0/0 speaks protocol version 1" in errors
+    assert "the node agent refuses this process: n0/0 speaks protocol 9" in errors

@@ -44,6 +44,7 @@ from tests.versions.kit import (
     extended,
     heartbeat,
 )
+from unicron.protocol.versions import OLDEST, VERSION
 
 __all__ = ["agent", "driver", "ear", "inherited"]
 
@@ -145,7 +146,8 @@ async def test_a_rank_of_a_version_that_the_agent_does_not_read_is_told_so(
     [exited] = ear.signals
     assert isinstance(exited, ProcessExited)
     assert exited.exit_code == 76
-    assert "n0/0 speaks protocol version 99; the agent reads 2" in exited.last_output
+    assert "n0/0: unicron of another version speaks protocol 99; the node agent, unicron-cluster" in exited.last_output
+    assert f"speaks {OLDEST} to {VERSION}: install a newer agent" in exited.last_output
 
 
 async def test_a_fork_server_of_another_version_is_refused_and_lines_that_are_no_events_are_dropped(
@@ -162,12 +164,12 @@ async def test_a_fork_server_of_another_version_is_refused_and_lines_that_are_no
         "say(event='ready', pid=1, version=int(sys.argv[1]), added_later={})\n"
         "agent.recv(99)\n"
     )
-    async with supervision(settings, (sys.executable, str(script), "3")) as inherited:
-        newer = Agent(settings, bus, HERE, WORKERS, "0" * 32, inherited)
-        with pytest.raises(Unavailable, match="the fork server speaks version 3; the agent reads 2"):
-            await newer.start()
-        await newer.stop()
-    async with supervision(settings, (sys.executable, str(script), "2")) as inherited:
+    async with supervision(settings, (sys.executable, str(script), str(OLDEST - 1))) as inherited:
+        older = Agent(settings, bus, HERE, WORKERS, "0" * 32, inherited)
+        with pytest.raises(Unavailable, match=f"speaks protocol {OLDEST - 1}; .* install a newer library there"):
+            await older.start()
+        await older.stop()
+    async with supervision(settings, (sys.executable, str(script), str(OLDEST))) as inherited:
         same = Agent(settings, bus, HERE, WORKERS, "0" * 32, inherited)
         await same.start()
         await same.stop()

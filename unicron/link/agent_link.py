@@ -21,7 +21,6 @@ from unicron.link.collectives import Collectives
 from unicron.link.connection import AgentConnection
 from unicron.protocol import environment
 from unicron.protocol.messages import (
-    VERSION,
     AskGroups,
     Configure,
     Drain,
@@ -38,6 +37,7 @@ from unicron.protocol.messages import (
     Stop,
     StopRefused,
 )
+from unicron.protocol.versions import OLDEST, VERSION, __version__
 
 FLUSH_S = 1.0
 """Longest time that the last messages of a process may take to leave it."""
@@ -55,7 +55,7 @@ EXIT_ORPHANED = 75
 
 
 EXIT_INCOMPATIBLE = 76
-"""Exit code of a process whose protocol version the agent does not read (EX_PROTOCOL of sysexits.h)."""
+"""Exit code of a process that has no version of the protocol in common with the agent (EX_PROTOCOL of sysexits.h)."""
 
 
 class AgentLink(Collectives):
@@ -91,7 +91,9 @@ class AgentLink(Collectives):
             self._connection = AgentConnection(
                 os.environ[environment.SOCKET],
                 Hello(
-                    version=VERSION,
+                    version=OLDEST,
+                    newest=VERSION,
+                    library=__version__,
                     task=environment.text(environment.TASK),
                     worker=environment.text(environment.WORKER),
                     pid=os.getpid(),

@@ -1,1 +1,1 @@
-"""What a training process and its node agent say to each other: messages and environment variables."""
+"""What a training process and its node agent say to each other: messages, environment variables, their versions."""

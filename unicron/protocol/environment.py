@@ -2,7 +2,7 @@
 
 The node agent sets those of the first group for every rank that it starts. An operator or a test may set the others;
 all ranks of a task need the same values, except for ``RANK_NICE`` and the injected faults. Standard library only:
-besides ``unicron.protocol.messages``, this is the one module of the library that the node agent imports.
+the node agent imports this module too, and of the library only this package.
 """
 
 from __future__ import annotations

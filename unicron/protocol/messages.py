@@ -1,8 +1,9 @@
 """The messages between a training process and its node agent, and their encoding on a Unix socket.
 
 Each message is one line of JSON in UTF-8, in both directions. The first message of a process is ``Hello`` with the
-version of the protocol; the agent answers ``Incompatible`` to one that it does not read. Every message about training
-has the number of the task's *generation*, and both sides ignore those of generations older than their own (fencing).
+versions that it speaks (``unicron.protocol.versions``); an agent that speaks none of them answers ``Incompatible``.
+Every message about training has the number of the task's *generation*, and both sides ignore those of generations older
+than their own (fencing).
 
 Ranks outlive their agent, so the two sides may be of different versions. Both ignore unknown fields, and drop a line
 that is not readable; the connection stays.
@@ -16,7 +17,7 @@ Standard library only: the node agent imports this module too, and of ``unicron`
     Progress      step, phase, micro-batch     Stop       as Drain, then write a checkpoint and exit
     Resumed       first step of a generation   Quit       exit now, keep nothing
     Identified    what its members agree to be Inject     have a fault happen at a step, as a test
-    Raised        exception, broken collective Incompatible  the process is of a version that the agent does not read
+    Raised        exception, broken collective Incompatible  they have no version of the protocol in common
     Checkpointed  a checkpoint is complete
     CheckpointFailed  a checkpoint could not be written
     Stopped       stopped at a boundary
@@ -44,13 +45,6 @@ MAX_INTEGER = 1 << 53
 
 UNREADABLE = object()
 """In place of a value of another type than its field's."""
-
-VERSION = 2
-"""Version of the protocol, sent in ``Hello``: one higher with every change that an older reader would misread. A new
-field has a default, and its message means the same to a reader that ignores the field."""
-
-READABLE = frozenset({2})
-"""Versions that this program reads."""
 
 MAX_LINE_BYTES = 1 << 20
 """Longest accepted line. The largest field is a traceback, at most 16 KiB (``unicron.link.reporting``)."""
@@ -265,11 +259,15 @@ class Hello(Message):
 
     name: ClassVar[str] = "hello"
     version: int
-    """``VERSION`` of the process."""
+    """The oldest version of the protocol that the process speaks."""
     task: str
     worker: str
     """The worker that the process occupies; unlike the rank it stays the same through all generations."""
     pid: int
+    newest: int | None = None
+    """The newest version that it speaks; None: ``version`` alone."""
+    library: str = ""
+    """The version of its library."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -506,7 +504,7 @@ class Inject(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incompatible(Message):
-    """The agent does not read the version of the process, which is to end."""
+    """The agent and the process, which is to end, have no version of the protocol in common."""
 
     name: ClassVar[str] = "incompatible"
     reason: str

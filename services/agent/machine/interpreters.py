@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from services.agent.versions import agreed
 from shared.errors import Unavailable
 from shared.tasks.specification import TaskSpec
 
@@ -36,9 +37,14 @@ for name in {PACKAGES!r}:
         pass
 found.setdefault("unicron", unicron.__version__)
 lacking = [name for name in {NEEDED!r} if importlib.util.find_spec(name) is None]
-print(json.dumps({{"versions": found, "lacking": lacking}}))
+try:
+    from unicron.protocol.versions import OLDEST, VERSION
+except ImportError:
+    OLDEST = VERSION = unicron.protocol.messages.VERSION
+print(json.dumps({{"versions": found, "lacking": lacking, "protocol": [OLDEST, VERSION]}}))
 """
-"""What a Python is asked: imports the library's messages, which need the standard library alone."""
+"""What a Python is asked: imports the library's messages, which need the standard library alone. A library of version 2
+of the protocol says the version there."""
 
 
 class Interpreters:
@@ -90,7 +96,7 @@ async def probe(python: str, uid: int | None = None) -> dict[str, Any]:
         uid: the user who asks; None: this process's own.
 
     Raises:
-        Unavailable: it is none, or has no library of this project.
+        Unavailable: it is none, or has no library with which this agent can work.
     """
     try:
         process = await asyncio.create_subprocess_exec(
@@ -118,4 +124,6 @@ async def probe(python: str, uid: int | None = None) -> dict[str, Any]:
     except ValueError:
         last = errors.decode(errors="replace").strip().rpartition("\n")[2][:200]
         raise Unavailable(f"cannot import the library: {last or f'exit status {process.returncode}'}") from None
+    oldest, newest = found["protocol"]
+    agreed(python, oldest, newest, found["versions"]["unicron"])
     return found

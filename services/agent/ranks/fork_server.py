@@ -20,6 +20,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from services.agent.versions import agreed
 from shared.bus.dropped import DroppedMessages
 from shared.bus.messages import Integer, decode, shown
 from shared.errors import Unavailable, Undecodable
@@ -27,9 +28,6 @@ from shared.model import Model
 
 _MAX_LINE_BYTES = 1 << 16
 """Longest line that the fork server sends: an event of a few hundred bytes, or an error message."""
-
-VERSION = 2
-"""Version of the fork server's messages that the agent reads (``unicron.forkserver.VERSION``)."""
 
 
 class ForkServerEvent(Model):
@@ -42,6 +40,8 @@ class ForkServerEvent(Model):
     code: Integer | None = None
     detail: str | None = None
     version: Integer = 1
+    newest: Integer | None = None
+    library: str = ""
 
 
 EVENT: TypeAdapter[ForkServerEvent] = TypeAdapter(ForkServerEvent)
@@ -245,7 +245,7 @@ class ForkServer:
         about = event.id or ""
         match event.event:
             case "ready":
-                self._greeted(event.version)
+                self._greeted(event)
             case "forked" if not self._ready.done():
                 self._children.living[about] = event.pid or 0
             case "forked" | "store":
@@ -265,14 +265,16 @@ class ForkServer:
             case "stopped" | "continued":
                 self._stopped()
 
-    def _greeted(self, version: int) -> None:
+    def _greeted(self, event: ForkServerEvent) -> None:
         if self._ready.done():
             return
-        if version == VERSION:
-            self._ready.set_result(None)
+        try:
+            agreed("the fork server", event.version, event.newest, event.library)
+        except Unavailable as err:
+            # It is that of the supervisor's start, or of a Python whose library was replaced since.
+            self._ready.set_exception(Unavailable(f"{err.detail}, and start the node's service again"))
         else:
-            problem = f"the fork server speaks version {version}; the agent reads {VERSION}: restart the supervisor"
-            self._ready.set_exception(Unavailable(problem))
+            self._ready.set_result(None)
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:

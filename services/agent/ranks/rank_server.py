@@ -19,9 +19,10 @@ from pydantic import ValidationError
 from services.agent.files.rank_users import RankUsers
 from services.agent.node.process import Process
 from services.agent.node.slots import Node
+from services.agent.versions import agreed
 from shared.bus.dropped import DroppedMessages
 from shared.bus.messages import problems_of
-from shared.errors import Undecodable
+from shared.errors import Unavailable, Undecodable
 from shared.service.changes import Changes
 from unicron.protocol import messages
 
@@ -230,21 +231,22 @@ class _LastWords(asyncio.StreamReaderProtocol):
 
 
 class _WrongVersion(messages.ProtocolError):
-    """A process of a version that the agent does not read."""
+    """A process with which the agent has no version of the protocol in common."""
 
 
 def _check(hello: messages.Message, process: Process) -> None:
     """Refuse a process that does not begin with the right ``Hello``.
 
     Raises:
-        ProtocolError: another message, a version that is not readable (``_WrongVersion``), or another task or worker
+        ProtocolError: another message, no version in common (``_WrongVersion``), or another task or worker
             than the process was forked for.
     """
     if not isinstance(hello, messages.Hello):
         raise messages.ProtocolError(f"{process.worker}: the first line is {hello.name}, not hello")
-    if hello.version not in messages.READABLE:
-        readable = ", ".join(str(version) for version in sorted(messages.READABLE))
-        raise _WrongVersion(f"{process.worker} speaks protocol version {hello.version}; the agent reads {readable}")
+    try:
+        agreed(process.worker, hello.version, hello.newest, hello.library)
+    except Unavailable as err:
+        raise _WrongVersion(err.detail) from err
     if (hello.task, hello.worker) != (process.task, process.worker):
         raise messages.ProtocolError(f"{process.worker} of {process.task} claims to be {hello.worker} of {hello.task}")
 
