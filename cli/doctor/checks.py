@@ -8,7 +8,7 @@ from enum import StrEnum
 from statistics import median
 from typing import NamedTuple
 
-from cli.doctor.measured import RANK_PACKAGES, DeviceFacts, Facts, Peer
+from cli.doctor.measured import RANK_PACKAGES, DeviceFacts, Facts, Peer, RankPython
 from shared.machine.process_limits import ProcessLimits, judged
 
 STATE_COPIES = 8
@@ -71,6 +71,7 @@ def findings(facts: Facts) -> list[Finding]:
         address(facts),
         nats(facts),
         *peers(facts.peers),
+        *(python(one) for one in facts.pythons),
         *versions(facts),
         devices(facts),
         *each_device(facts.devices.each),
@@ -223,6 +224,18 @@ def peers(found: Iterable[Peer]) -> Iterator[Finding]:
             yield Finding(check, Verdict.OK, what)
 
 
+def python(found: RankPython) -> Finding:
+    """Judge a Python in which ranks run. A task may name another one where none is listed."""
+    check, worst = f"python {found.path}", Verdict.FAILED if found.listed else Verdict.WARNING
+    if found.problem:
+        advice = f"{found.path} -m pip install unicron; UNICRON_INTERPRETERS names the Pythons of the ranks"
+        return Finding(check, worst, found.problem, advice)
+    if found.lacking:
+        what = f"has no {', '.join(found.lacking)}"
+        return Finding(check, worst, what, f"{found.path} -m pip install {' '.join(found.lacking)}")
+    return Finding(check, Verdict.OK, f"has unicron {found.versions['unicron']} and what it needs")
+
+
 def versions(facts: Facts) -> Iterator[Finding]:
     """Judge the versions beside those of the peers."""
     mine = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
@@ -232,7 +245,7 @@ def versions(facts: Facts) -> Iterator[Finding]:
             "versions",
             Verdict.WARNING,
             f"{mine}; without {', '.join(lacking)}",
-            "pip install 'unicron[train]', unless ranks have another Python",
+            "install them, or name the Python of the ranks with UNICRON_INTERPRETERS; a task may name its own",
         )
     else:
         yield Finding("versions", Verdict.OK, mine)

@@ -72,6 +72,20 @@ class Storage(Model):
     read_bytes_per_s: float = 0.0
 
 
+class RankPython(Model):
+    """A Python of the node in which ranks run.
+
+    ``listed``: it is of the setting ``interpreters``, and not the agent's own for want of any. ``problem``: why no rank
+    can; empty: nothing that it says. ``lacking``: modules that ranks need.
+    """
+
+    path: str
+    listed: bool
+    problem: str = ""
+    versions: dict[str, str] = Field(default_factory=dict)
+    lacking: list[str] = Field(default_factory=list)
+
+
 class Facts(Model):
     """What was measured on a node.
 
@@ -109,6 +123,7 @@ class Facts(Model):
     nats: Nats | None
     peers: list[Peer]
     versions: dict[str, str]
+    pythons: list[RankPython] = Field(default_factory=list)
     devices: Devices
     storage: Storage
     threads: int | None = None

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import json
 import os
-import platform
 import pwd
 import shutil
 import socket
+import sys
 import time
 import uuid
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from cli.doctor import between_nodes
-from cli.doctor.measured import RANK_PACKAGES, DeviceFacts, Devices, Facts, Nats, Storage
+from cli.doctor.measured import DeviceFacts, Devices, Facts, Nats, RankPython, Storage
 from cli.doctor.shared_memory import clearers
 from services.agent.files.rank_users import RankUsers
 from services.agent.machine import address, hardware
@@ -65,6 +65,7 @@ async def measure(settings: Settings, peers: Sequence[str], state_bytes: int | N
         nats, local, server = await _nats(settings, credential)
     found = [await between_nodes.measure(peer) for peer in peers]  # one by one: they share this node's link
     storage = await asyncio.to_thread(_storage, settings)
+    pythons = await rank_pythons(settings)
     host_name = socket.gethostname()
     node_address = _address(settings, local, server)
     run_dir = settings.run_dir.resolve()
@@ -97,7 +98,8 @@ async def measure(settings: Settings, peers: Sequence[str], state_bytes: int | N
         workers=settings.workers_per_node,
         nats=nats,
         peers=found,
-        versions=versions(),
+        versions=pythons[0].versions,
+        pythons=pythons,
         devices=_devices(settings),
         storage=storage,
     )
@@ -133,13 +135,36 @@ def _devices(settings: Settings) -> Devices:
     return Devices(names=list(found.names), driver=found.driver, problem=found.problem, each=each)
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that all nodes of a task should have in common."""
-    found = {"python": platform.python_version()}
-    for package in ("unicron", *RANK_PACKAGES):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+async def rank_pythons(settings: Settings) -> list[RankPython]:
+    """Return what the Pythons say of themselves in which the node's ranks run. The first is that of most tasks.
+
+    Its versions are those that all nodes of a task should have in common.
+    """
+    listed = settings.rank_interpreters
+    return [await _rank_python(settings, path, listed=bool(listed)) for path in listed or [sys.executable]]
+
+
+async def _rank_python(settings: Settings, path: str, *, listed: bool) -> RankPython:
+    # As a task's user, if this is root as the agent has to be.
+    uid = RankUsers(settings.rank_uids).uid("doctor") if os.geteuid() == 0 else None
+    process = await asyncio.create_subprocess_exec(
+        *(
+            sys.executable,
+            "-P",
+            "-m",
+            "services.agent.machine.interpreters",
+            path,
+            *([] if uid is None else [str(uid)]),
+        ),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, errors = await process.communicate()
+    if process.returncode:  # such as one without the library's messages, which the agent needs itself
+        last = errors.decode(errors="replace").strip().rpartition("\n")[2]
+        return RankPython(path=path, listed=listed, problem=f"the agent cannot run here: {last}")
+    return RankPython.model_validate({"path": path, "listed": listed, **json.loads(out)})
 
 
 async def _nats(settings: Settings, credential: Any) -> tuple[Nats, str, str]:

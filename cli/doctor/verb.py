@@ -71,14 +71,14 @@ async def _listen(settings: Settings, bind: str) -> None:
         InvalidInput: that is no address of this machine, or the port is in use.
     """
     from cli.doctor.between_nodes import Listener, address_of
-    from cli.doctor.measuring import versions
+    from cli.doctor.measuring import rank_pythons
     from shared.errors import InvalidInput
 
     host, port = address_of(bind)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    listener = Listener(settings.node, versions())
+    listener = Listener(settings.node, (await rank_pythons(settings))[0].versions)
     try:
         port = await listener.start(host, port)
     except OSError as err:

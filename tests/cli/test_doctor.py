@@ -17,8 +17,8 @@ import pytest
 from cli.doctor.between_nodes import Listener
 from cli.doctor.between_nodes import measure as measure_peer
 from cli.doctor.checks import STATE_COPIES, Finding, Verdict, findings
-from cli.doctor.measured import DeviceFacts, Devices, Facts, Nats, Peer, Storage
-from cli.doctor.measuring import measure
+from cli.doctor.measured import DeviceFacts, Devices, Facts, Nats, Peer, RankPython, Storage
+from cli.doctor.measuring import measure, rank_pythons
 from shared.bus.identities import node_identity
 from shared.errors import InvalidInput
 from shared.nats.nats_server import NatsServer
@@ -38,6 +38,8 @@ def peer(name: str, rate: float = 1e9, **changes: object) -> Peer:
         {"peer": name, "node": name, "round_trip_s": 0.001, "versions": VERSIONS, **rates, **changes}
     )
 
+
+PYTHON = {"path": "/opt/train/bin/python", "listed": True, "versions": VERSIONS}
 
 GOOD = Facts(
     node="n0",
@@ -65,6 +67,7 @@ GOOD = Facts(
     nats=Nats(servers=["nats://control:4222"], version="2.12.0", round_trip_s=0.001),
     peers=[peer("n1"), peer("n2"), peer("n3")],
     versions=VERSIONS,
+    pythons=[RankPython.model_validate(PYTHON)],
     devices=Devices(names=["NVIDIA H100 80GB HBM3"] * 8, driver="570.1"),
     storage=Storage(place="s3://bucket/prefix", write_bytes_per_s=1e9, read_bytes_per_s=1e9),
 )
@@ -117,6 +120,14 @@ def test_a_good_node_has_no_finding_that_asks_for_anything() -> None:
         ({"peers": [peer("n1", sent_bytes_per_s=1e7)]}, "peer n1", WARNING, "sends 10.0 MB/s"),
         ({"peers": [peer("n1", round_trip_s=0.3)]}, "peer n1", WARNING, "300.0 ms"),
         ({"versions": {"python": "3.11.9"}}, "versions", WARNING, "without torch, megatron-core"),
+        ({"pythons": [PYTHON | {"problem": "no library"}]}, "python /opt/train/bin/python", FAILED, "no library"),
+        ({"pythons": [PYTHON | {"lacking": ["torch"]}]}, "python /opt/train/bin/python", FAILED, "has no torch"),
+        (
+            {"pythons": [PYTHON | {"lacking": ["torch"], "listed": False}]},
+            "python /opt/train/bin/python",
+            WARNING,
+            "has no torch",
+        ),
         (
             {"peers": [peer("n1", versions=VERSIONS | {"torch": "2.9.0"})]},
             "versions of n1",
@@ -282,6 +293,18 @@ async def checked(*arguments: str, **environment: str) -> tuple[Outcome, dict[st
     outcome = await end(await start(*arguments, "-o", "json", **environment))
     found = [Finding(**one) for one in json.loads(outcome.out)["findings"]]
     return outcome, {one.check: one for one in found}
+
+
+async def test_the_pythons_of_the_ranks_are_asked(tmp_path: Path) -> None:
+    without = tmp_path / "python"
+    without.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    without.chmod(0o755)
+    own, *none = await rank_pythons(Settings())
+    assert (own.path, own.listed, own.problem, own.lacking, none) == (sys.executable, False, "", [], [])
+    assert own.versions.keys() >= {"python", "unicron", "torch"}
+    (listed,) = await rank_pythons(Settings(interpreters=str(without)))
+    assert (listed.path, listed.listed, listed.versions) == (str(without), True, {})
+    assert "cannot import the library: ModuleNotFoundError" in listed.problem
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The Pythons of a node in which fork servers run: the node's own, and those that tasks name (``python``).
 
-Each has the library and the torch of its tasks. The agent's own Python needs neither.
+Each has the library and the torch of its tasks; the agent's own needs no torch. As a program this module prints what a
+Python has: ``PYTHON [UID]``; ``unicron doctor`` runs it.
 """
 
 from __future__ import annotations
@@ -127,3 +128,11 @@ async def probe(python: str, uid: int | None = None) -> dict[str, Any]:
     oldest, newest = found["protocol"]
     agreed(python, oldest, newest, found["versions"]["unicron"])
     return found
+
+
+if __name__ == "__main__":
+    try:
+        answer = asyncio.run(probe(sys.argv[1], *map(int, sys.argv[2:])))
+    except Unavailable as err:
+        answer = {"problem": err.detail}
+    print(json.dumps({name: answer[name] for name in ("problem", "versions", "lacking") if name in answer}))
