@@ -136,12 +136,19 @@ def interpreter_of(found: Checked) -> str:
     return other if other and (found.check.verdict.value == "restart" or _has_library(other)) else ""
 
 
+def fork_server_interpreter(found: Checked) -> str:
+    """Return the Python for the fork servers of an embedded stack; empty: this one, which needs torch then."""
+    other = other_interpreter(found.launch)
+    return other if other and "," not in other and _has_library(other) else ""
+
+
 @functools.cache
 def _has_library(python: str) -> bool:
-    """Return whether a Python can import the library."""
+    """Return whether a Python has the library, and the torch that it needs."""
     import subprocess
 
-    command = [python, "-P", "-c", "import unicron.protocol.messages"]
+    question = "import importlib.util, sys, unicron.protocol.messages; sys.exit(not importlib.util.find_spec('torch'))"
+    command = [python, "-P", "-c", question]
     try:
         return subprocess.run(command, capture_output=True, timeout=LIBRARY_LIMIT_S, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.interrupt import INTERRUPTED
-from cli.launch.checking import Checked, checked, said, say, show, unused
+from cli.launch.checking import Checked, checked, fork_server_interpreter, said, say, show, unused
 from cli.launch.interrupts import OnInterrupt
 from cli.options import Format, Output, Server
 from cli.stack.devices import MOST, Device, DeviceOption
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from cli.launch.course import Launched
 
 app = typer.Typer(add_completion=False)
+
+INTERPRETERS = "UNICRON_INTERPRETERS"
+"""Setting of an agent: the Pythons of its ranks, and of its fork servers."""
 
 REFUSED = 3
 """Exit status of a command line that would train wrongly, or is not healed as the user needs it."""
@@ -174,6 +177,8 @@ def _launched(
     count = count or min(len(there.entries), MOST) or 1
     spec = parsed(specification(found, Given(name, count, here, base)))
     inherited = environment.absolute({**_search_path(), **place.inherited(launch.environment)}, Path.cwd())
+    if (python := fork_server_interpreter(found)) and INTERPRETERS not in os.environ:
+        inherited[INTERPRETERS] = python
     return Launched(
         spec,
         name is not None,

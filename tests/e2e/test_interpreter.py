@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import pytest_asyncio
+import yaml
 
 from cli.stack.stack import Stack
 from tests import training_environment
+from tests.e2e.by_hand import UNICRON
 from tests.e2e.kit import PACED, Client, Pace, Record, check_result, make_corpus, pids, small_task
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -23,6 +26,35 @@ project = [name for name in ("cli", "services", "shared", "simulator") if import
 assert not project, project
 """
 """Begins a script: of the project only the library can be imported."""
+
+
+SCRIPT = """
+import sys
+import torch
+import unicron
+
+def build(tensor, pipeline):
+    model = torch.nn.Linear(8, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=1e-2)
+
+print("in", sys.prefix, flush=True)
+run = unicron.attach(steps=3, micro_batches=1, build=build, checkpoint_every=1000)
+for step in run.steps():
+    with step:
+        for k in step.micro_batches():
+            loss = run.model(torch.ones(2, 8)).square().mean()
+            loss.backward()
+            step.commit(k, loss, [k])
+        step.reduce()
+        run.optimizer.step()
+"""
+"""Says where it runs."""
+
+REST = {
+    "model": {"layers": 1, "hidden": 8, "heads": 1, "sequence_length": 1},
+    "batch": {"global": 2, "micro": 2},
+    "steps": 3,
+}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -82,6 +114,23 @@ def test_it_is_healed_inside_the_step_beside_a_task_of_the_nodes_own_python(clie
 def _restored_twice(client: Client) -> bool:
     found = client.incidents("there")
     return len(found) >= 2 and all(one["restored_at"] for one in found)
+
+
+def test_a_run_of_ones_own_forks_in_the_python_of_its_command_alone(tmp_path: Path) -> None:
+    """So the environment of the command `unicron` needs no torch."""
+    python = training_environment.make(tmp_path / "train")
+    (tmp_path / "healed.py").write_text(ALONE + SCRIPT)
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump({**REST, "data": "healed.py"}))
+    command = [*UNICRON, "run", "--device", "cpu", "--workers", "1", "--spec", "spec.yaml", "--run-dir", "run"]
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")}
+    ended = subprocess.run(
+        [*command, "--", python, "healed.py"],
+        cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"in {tmp_path}/train" in ended.stdout
+    logs = [path.name for path in tmp_path.glob("run/nodes/*/forkserver*.log")]
+    assert logs == ["forkserver.log"]
 
 
 def test_a_python_without_the_library_is_refused_at_submission(client: Client, tmp_path: Path) -> None:
