@@ -17,6 +17,8 @@ pytestmark = [*runs.pytestmark[:1], pytest.mark.timeout(900), *runs.pytestmark[2
 DIVIDED = "--use-distributed-optimizer"
 TENSOR = "--tensor-model-parallel-size 2 --sequence-parallel"
 PIPELINE = "--pipeline-model-parallel-size 2"
+FP16 = f"{runs.FP16} --initial-loss-scale 524288 --train-iters {runs.STEPS}"
+"""The first of two updates is skipped."""
 
 CHANGES = {
     "DP1 to DP2": ((1, ""), (2, "")),
@@ -29,6 +31,7 @@ CHANGES = {
         (2, f"{DIVIDED} --bf16 --dist-ckpt-optim-fully-reshardable"),
         (2, f"{DIVIDED} --bf16 {PIPELINE}"),
     ),
+    "divided optimizer, fp16 with a first update that is skipped": ((1, f"{DIVIDED} {FP16}"), (2, f"{DIVIDED} {FP16}")),
 }
 """Ranks and arguments of the run that saves, and of those that go on."""
 

@@ -64,8 +64,8 @@ def made(gradient: float = 1.0) -> tuple[torch.nn.Module, Any, GradScaler, Updat
 
 
 def state(optimizer: Any) -> tuple[float, int, int]:
-    scaler = optimizer.grad_scaler
-    return float(scaler.scale), scaler._growth_tracker, scaler._hysteresis_tracker
+    found = optimizer.grad_scaler.state_dict()
+    return float(found["scale"]), found["growth_tracker"], found["hysteresis_tracker"]
 
 
 def test_a_skipped_update_is_an_update_and_its_scale_moves_to_another_rank() -> None:
@@ -82,7 +82,20 @@ def test_a_skipped_update_is_an_update_and_its_scale_moves_to_another_rank() -> 
     (ours,) = [view for chunk, view in StateTensors(model, optimizer, scaler).chunks().items() if chunk.name == NAME]
     theirs.copy_(ours)
     others.load()
-    assert (state(others_optimizer), others.skipped) == ((32.0, 0, 0), True)
+    assert (state(others_optimizer), others.skipped, others.skips) == ((32.0, 0, 0), True, 2)
+
+
+def test_an_optimizer_that_counts_by_group_counts_no_skipped_updates() -> None:
+    model, optimizer, scaler, update = made(float("inf"))
+    optimizer.step()
+    update.reset()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    StateTensors(model, optimizer, scaler).count_steps(2)
+    assert [group["step"] for group in optimizer.optimizer.param_groups] == [1]
+    scaler.reset()
+    assert scaler.skips == 0
 
 
 def test_what_an_update_that_was_broken_off_has_done_to_the_scale_is_undone() -> None:

@@ -67,13 +67,16 @@ FP16 = [
 ]
 """The scale grows with each update, and is too large for the next one."""
 
+FUSED_ADAM = PRECISION_AWARE[-1]
+
 APPLIED = (2, 5)
 """The steps whose updates are not skipped in fp16."""
 
-CASES = {"precision-aware": PRECISION_AWARE, "fp16": FP16}
+CASES = {"precision-aware": PRECISION_AWARE, "fp16": FP16, "fp16, updates counted by group": [*FP16, FUSED_ADAM]}
 KINDS = {
     "precision-aware": {("exp_avg", "bfloat16"), ("exp_avg_sq", "bfloat16"), ("master_param", "int16")},
     "fp16": {("exp_avg", "float32"), ("exp_avg_sq", "float32"), ("main_param", "float32"), ("step", "float32")},
+    "fp16, updates counted by group": {(kind, "float32") for kind in ("exp_avg", "exp_avg_sq", "main_param")},
 }
 """Of the optimizer's state, and their types of numbers. Of a parameter in bfloat16 ``master_param`` is the rest."""
 
@@ -115,7 +118,7 @@ async def test_a_lost_part_comes_from_a_copy_and_a_newcomer_takes_its_share(
         await nodes.fork_one("w2", "n2")
         await a.resumed(await a.configure({"w0": "live", "w2": "take"}))
         await end(a, spec, 2)
-        if case == "fp16":
+        if case.startswith("fp16"):
             updated = re.findall(r"update \d+ (True|False)", a.output("w0"))
             assert set(updated) == {"True", "False"}
 

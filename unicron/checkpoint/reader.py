@@ -105,8 +105,8 @@ def load(rank_state: RankState, location: str) -> None:
     rank_state.invalidate()
     rank_state.tensors.allocate(required)
     _read(rank_state.tensors.chunks(), location, manifest, plan, required)
-    rank_state.tensors.count_steps(manifest.step)
     rank_state.set_version(manifest.step, bytes.fromhex(manifest.digest))
+    rank_state.tensors.count_steps(manifest.step)
 
 
 def load_user_state(shards: NamedShards, location: str) -> tuple[bytes, AllocatedTensors]:

@@ -223,8 +223,7 @@ class Joiner:
         if source == LOADED:
             assert self._origin is not None
             loaded = self._origin.load(rank_state.model, rank_state.optimizer, self._user.objects)
-            rank_state.scaler.keep(skipped=False)
-            rank_state.set_version(loaded, EMPTY_DIGEST)
+            rank_state.take_loaded(loaded, link.wait)
             self._user.mark(loaded)
         durations_s = {
             "rebuild": rebuilt_s - began_s,

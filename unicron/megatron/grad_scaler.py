@@ -17,8 +17,9 @@ from unicron import device
 NAME = "unicron.loss_scale"
 """Of the tensor, among those of parameters and buffers."""
 
-_SKIPPED, _REPLICAS, _SCALE = range(3)
-"""Where each number is; behind ``_SCALE`` come those of each of Megatron's scalers."""
+_SKIPPED, _REPLICAS, _SKIPS, _SCALE = range(4)
+"""Where each number is: whether the last update was skipped, the number of replicas, how many updates were skipped
+since the training began; from ``_SCALE`` on come the numbers of each of Megatron's scalers."""
 
 _TRACKERS = ("_growth_tracker", "_hysteresis_tracker")
 """Attributes of a scaler: since when it has not shrunk, and how often it may be found too large before it does."""
@@ -34,17 +35,17 @@ class GradScaler:
         self._scalers = [one.grad_scaler for one in parts if getattr(one, "grad_scaler", None) is not None]
         self.applies = bool(self._scalers)
         """Whether there is a scale."""
-        self._kept = [0.0, 1.0, *self._present()]
+        self._kept = [0.0, 1.0, 0.0, *self._present()]
         """The numbers behind the update that the state stands behind, which the host reads without the device."""
         self._first = list(self._kept)
         self.numbers = torch.tensor(self._kept, dtype=torch.float64, device=device.current() if self.applies else "cpu")
         """The same as a tensor, to which other ones may be written: then ``load`` comes next."""
 
     def spread(self, replicas: int) -> None:
-        """Have losses count for a number of replicas, and a rank's sums as one part of so many, as in Megatron.
+        """Multiply losses by a number of replicas, and divide each rank's sums by it before ranks add them up.
 
-        Sums in float16 are rounded, and overflow, as Megatron's only if they are as large. So the number is that of the
-        task's first generation, whatever becomes of it later.
+        Megatron adds up sums of this size, and sums in float16 are rounded, and overflow, according to their size. The
+        number is that of the task's first generation, and stays when replicas are lost or added.
         """
         self._first[_REPLICAS] = replicas
         self.reset()
@@ -59,6 +60,11 @@ class GradScaler:
         """Whether the update that the state stands behind was skipped."""
         return bool(self._kept[_SKIPPED])
 
+    @property
+    def skips(self) -> int:
+        """How many of the updates that the state stands behind were skipped."""
+        return int(self._kept[_SKIPS])
+
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Return a loss, multiplied by the scale."""
         scaled: torch.Tensor = self._optimizer.scale_loss(loss)
@@ -66,7 +72,11 @@ class GradScaler:
 
     def keep(self, *, skipped: bool) -> None:
         """Keep the numbers as they are behind an update. ``skipped``: whether it was."""
-        self._set([float(skipped), self.replicas, *self._present()])
+        self._set([float(skipped), self.replicas, float(self.skips + skipped), *self._present()])
+
+    def take(self, skips: int) -> None:
+        """Keep the numbers that Megatron's scalers have loaded with a state of which so many updates were skipped."""
+        self._set([0.0, self.replicas, float(skips), *self._present()])
 
     def reset(self) -> None:
         """Keep the numbers with which a task begins."""

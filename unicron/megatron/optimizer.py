@@ -68,6 +68,20 @@ def count_steps(optimizer: Any, steps: int) -> None:
                 group["step"] = steps
 
 
+def group_counts(optimizer: Any) -> set[int]:
+    """Return the counts of updates that an optimizer keeps for all parameters of a group; empty: torch's own does not.
+
+    A group that has counted none yet has no count.
+    """
+    return {
+        group.get("step", 0)
+        for one in torch_optimizers(optimizer)
+        if not type(one).__module__.startswith("torch.")
+        for group in one.param_groups
+        if group["params"]
+    }
+
+
 def renew_scales(optimizer: torch.optim.Optimizer) -> None:
     """Make what Transformer Engine's Adam has beside a state that is not float32: a factor.
 

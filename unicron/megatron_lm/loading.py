@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from unicron.errors import InvalidSpec, UnicronError
 from unicron.link import reporting
+from unicron.megatron.grad_scaler import GradScaler
 from unicron.megatron.model import model_chunks
-from unicron.megatron.optimizer import torch_optimizers
+from unicron.megatron.optimizer import group_counts, torch_optimizers
 
 
 class Begun:
@@ -79,8 +78,7 @@ class Loading:
         """
         args = self._args
         args.consumed_train_samples = args.consumed_valid_samples = 0
-        inner = torch_optimizers(optimizer)
-        for one in inner:
+        for one in torch_optimizers(optimizer):
             one.state.clear()  # Megatron-LM looks whether there is any
         finetune = args.finetune
         try:
@@ -96,7 +94,7 @@ class Loading:
         iteration = int(found)
         if iteration > self._steps:
             raise InvalidSpec(f"{self}: it is of iteration {iteration}, and the training has {self._steps}")
-        _check_counts(inner, iteration)
+        _check_counts(optimizer, iteration)
         begun: Begun = objects["begun"]
         begun.iteration, begun.operations = iteration, float(operations if iteration else 0)
         # What old checkpoints do not say is reckoned as stock does.
@@ -106,19 +104,18 @@ class Loading:
         return iteration
 
 
-def _check_counts(optimizers: list[torch.optim.Optimizer], iteration: int) -> None:
-    """Check that optimizers that count updates for a whole group have counted the iterations.
+def _check_counts(optimizer: Any, iteration: int) -> None:
+    """Check that an optimizer that counts updates for a whole group has counted those of all iterations.
+
+    With a loss scale some were skipped; the library keeps their number with the scale.
 
     Raises:
-        InvalidSpec: they have not; a new process would go on with the number of iterations.
+        InvalidSpec: it has not; a new process would go on with the number of iterations.
     """
-    for one in optimizers:
-        if type(one).__module__.startswith("torch.") or not iteration:
-            continue  # they count for each parameter, which moves with the state
-        for group in one.param_groups:
-            if group["params"] and group.get("step", 0) != iteration:
-                raise InvalidSpec(
-                    f"--load: the optimizer has counted {group.get('step', 0)} of {iteration} updates (after "
-                    "--no-load-optim, or updates that fp16 skipped), and a process that replaces a lost one would "
-                    "count all of them"
-                )
+    counts = group_counts(optimizer)
+    skips = len(counts) == 1 and GradScaler(optimizer).applies
+    if iteration and counts - {iteration} and not (skips and max(counts) < iteration):
+        raise InvalidSpec(
+            f"--load: the optimizer has counted {', '.join(map(str, sorted(counts)))} of {iteration} updates (after "
+            "--no-load-optim), and a process that replaces a lost one would count all of them"
+        )

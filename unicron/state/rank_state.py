@@ -23,7 +23,7 @@ from unicron.link.waiting import Wait
 from unicron.megatron import clipping
 from unicron.megatron.grad_scaler import GradScaler
 from unicron.megatron.model import model_chunks
-from unicron.megatron.optimizer import is_distributed, torch_optimizers
+from unicron.megatron.optimizer import group_counts, is_distributed, torch_optimizers
 from unicron.megatron.parallel import Place, data_group
 from unicron.megatron.parameter_gather import ParameterGather
 from unicron.megatron.schedule import LossScale
@@ -441,10 +441,22 @@ class RankState:
             self.invalidate()  # a half-received state is not usable
             self.tensors.allocate(agreed.plan.required[dist.get_rank()])
         transfer.execute(agreed, self.tensors.chunks(), wait, before_round)
-        if not stays:
-            self.tensors.count_steps(agreed.version)
         if not stays or self.update_ungathered:
             self.set_version(agreed.version, agreed.digest)
+        if not stays:
+            self.tensors.count_steps(agreed.version)
+
+    def take_loaded(self, version: int, wait: Wait) -> None:
+        """Take what was loaded into model and optimizer as the state behind ``version`` updates. All ranks call it.
+
+        Raises:
+            RuntimeError: a peer was lost.
+        """
+        if self.scaler.applies:
+            # Some ranks may update nothing, and so count no updates.
+            self.scaler.take(version - max(group_counts(self.optimizer), default=version))
+            wait(dist.broadcast(self.scaler.numbers, src=0, async_op=True))
+        self.set_version(version, EMPTY_DIGEST)
 
     def available(self) -> list[AvailableState]:
         """Return the state that other ranks may receive from this rank: none, or all or a part of one version."""

@@ -180,8 +180,11 @@ class StateTensors:
         self._scaler.reset()
 
     def count_steps(self, version: int) -> None:
-        """Set the count of updates where the optimizer keeps one count for all parameters of a group."""
-        optimizers.count_steps(self._optimizer, version)
+        """Set the count of updates where the optimizer keeps one count for all parameters of a group.
+
+        It does not count updates that the loss scale has skipped, whose number is that of the present state.
+        """
+        optimizers.count_steps(self._optimizer, version - self._scaler.skips)
 
     def _optimizer_state(self, local: LocalShard) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield kind and values of the optimizer's state of a shard."""
