@@ -33,6 +33,7 @@ from unicron.megatron_lm.samples import CyclicOrder, FrozenReplicas, Samples, mo
 from unicron.megatron_lm.stand_ins import OneReplica, SchedulerState, print_time, without_barrier
 from unicron.trainer.dropout import Dropout
 from unicron.training.boundary import Section
+from unicron.training.run import Generation
 from unicron.training.step import Step
 
 DIRECTORY = "UNICRON_MEGATRON_LM_DIRECTORY"
@@ -90,12 +91,13 @@ class Pretraining:
         self._datasets: tuple[Any, Any, Any] | None = None
         self._context: dict[str, Any] = {}
         """What Megatron-LM keeps from one checkpoint to the next: who writes what, among the ranks of a generation."""
+        self._context_of: Generation | None = None
+        """The generation of that."""
         self._repeated = False
         """Whether the section behind the present step comes again."""
-        self._saved_in: object = None
-        """The generation of that."""
-        self._saved = 0
-        """The iteration of the newest checkpoint that this process has saved."""
+        self._saved: tuple[Generation, int] | None = None
+        """Generation and iteration of the newest checkpoint that this process has saved; a rollback comes to the same
+        iteration again, with processes that have not saved it."""
         self._reports = Reports()
         self._batches = settings.batch_sizes(self._args)
         self._tested = 0
@@ -185,11 +187,12 @@ class Pretraining:
         def save_checkpoint(
             iteration: int, model: Any, optimizer: Any, opt_param_scheduler: Any, *args: Any, **kwargs: Any
         ) -> Any:
-            if self._is_saved(iteration) if self._repeated else self._saved == iteration:
+            generation = self._run.generation
+            if self._is_saved(iteration) if self._repeated else self._saved == (generation, iteration):
                 return None
-            if self._saved_in != self._run.generation:
+            if self._context_of != generation:
                 self._context.clear()
-                self._saved_in = self._run.generation
+                self._context_of = generation
             if not dist.is_initialized() or dist.get_rank() == 0:
                 tracker.put_aside(Path(self._folder_of(iteration)))
             if dist.is_initialized():
@@ -197,7 +200,7 @@ class Pretraining:
             # What train() has is not the task's where that was put back, or came from another rank.
             scheduler = self._run.state["scheduler"].made
             result = function(iteration, model, optimizer, scheduler, *args, **kwargs)
-            self._saved = iteration
+            self._saved = generation, iteration
             return result
 
         return save_checkpoint
