@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import pytest
 
@@ -81,6 +82,16 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_left_out_of_a_checkpoint_is_left_out_here_too(how: str, saved: Path, tmp_path: Path) -> None:
     stock, ours = (runs.run(mode, tmp_path / mode, 1, f"{LOADS[how]} {saved}") for mode in ("stock", "unicron"))
     assert runs.differing(stock, ours) == []
+
+
+@pytest.mark.parametrize("named", ["--pretrained-checkpoint", "--exit-on-missing-checkpoint --load"])
+def test_a_folder_without_a_checkpoint_is_refused_where_stock_would_not_train_either(
+    named: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CalledProcessError):
+        runs.run("unicron", tmp_path / "run", 1, f"{named} {tmp_path}")
+    option = named.split()[-1]
+    assert f"InvalidSpec: there is no checkpoint in {option} {tmp_path}" in (tmp_path / "run" / "output").read_text()
 
 
 async def test_what_was_saved_through_a_fault_goes_on_in_stock(tmp_path: Path, spec_file: SpecFile) -> None:

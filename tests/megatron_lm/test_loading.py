@@ -45,7 +45,10 @@ def test_the_step_is_that_of_the_checkpoint_that_megatron_lm_would_read(folder: 
     assert loading(load=folder).step() == 4
     assert loading(load=folder, ckpt_step=2).step() == loading(load="/none", ckpt_step=2).step() == 2
     assert loading(load=folder, finetune=True).step() == 0
+    assert loading(load="/none", ckpt_step=2, finetune=True).step() == 0
     assert loading(load="/none", pretrained_checkpoint=folder).step() == 0
+    assert loading(load="/none", pretrained_checkpoint=folder, ckpt_step=2).step() == 0
+    assert loading(load="/none", pretrained_checkpoint="/none", ckpt_step=2).step() == -1
     assert str(loading(load="/none", pretrained_checkpoint=folder)) == f"--pretrained-checkpoint {folder}"
     assert loading(load=folder, pretrained_checkpoint="/none").step() == 4
     Path(folder, NAME).write_text("release")

@@ -55,14 +55,24 @@ class Loading:
         return f"--load {load}"
 
     def step(self) -> int:
-        """Return the iteration of the checkpoint: 0 for parameters alone; -1: there is none."""
+        """Return the iteration of the checkpoint: 0 for parameters alone; -1: there is none.
+
+        As stock looks for it: ``--pretrained-checkpoint`` counts where the folder of ``--load`` has no tracker, whatever
+        ``--ckpt-step`` says, and gives parameters alone.
+
+        Raises:
+            InvalidSpec: the tracker names neither an iteration nor a release.
+        """
         args, checkpointing = self._args, self._checkpointing
-        if not checkpointing.checkpoint_exists(args.load):
-            if args.load and args.ckpt_step:
-                return int(args.ckpt_step)
-            return 0 if checkpointing.checkpoint_exists(args.pretrained_checkpoint) else -1
-        with checkpointing.open_file(checkpointing.get_checkpoint_tracker_filename(args.load), "r") as file:
-            text = file.read().strip()
+        exists = checkpointing.checkpoint_exists
+        if args.pretrained_checkpoint and not exists(args.load):
+            return 0 if exists(args.pretrained_checkpoint) else -1
+        text = str(args.ckpt_step or "")
+        if exists(args.load):
+            with checkpointing.open_file(checkpointing.get_checkpoint_tracker_filename(args.load), "r") as file:
+                text = file.read().strip()
+        elif not text:
+            return -1
         if args.finetune or text == "release":
             return 0
         if not text.isdecimal():

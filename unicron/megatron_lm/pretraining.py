@@ -385,11 +385,14 @@ class Pretraining:
         """Refuse to begin anew where Megatron-LM would not.
 
         Raises:
-            InvalidSpec: there is no checkpoint to load, and ``--exit-on-missing-checkpoint`` is given.
+            InvalidSpec: there is no checkpoint in what ``--pretrained-checkpoint`` names, nor in that of ``--load``; or
+                in the latter, and ``--exit-on-missing-checkpoint`` is given.
         """
-        load = self._loading
-        if load is not None and self._args.exit_on_missing_checkpoint and step.number == 1 and load.step() < 0:
-            raise InvalidSpec(f"--exit-on-missing-checkpoint: {load} has none")
+        load, args = self._loading, self._args
+        if load is None or step.number > 1 or load.step() >= 0:
+            return
+        if args.pretrained_checkpoint or args.exit_on_missing_checkpoint:
+            raise InvalidSpec(f"there is no checkpoint in {load}")
 
     @property
     def _begun(self) -> Begun:
