@@ -53,8 +53,8 @@ class PartialStep:
     """Counts from 1."""
     assigned: list[int]
     """The micro-batches that this rank's replica computes, since the members last agreed."""
-    micro_batches: int = 0
-    """Of the step, over all replicas; 0: as many as the training says."""
+    micro_batches: int
+    """Of the step, over all replicas."""
     losses: dict[int, Any] = field(default_factory=dict)
     """The losses of the micro-batches that the last chunk has done, where that chunk computes the loss: numbers, or
     tensors that are not read yet (``unicron.losses``)."""
@@ -79,7 +79,7 @@ class PartialStep:
     """How many buckets, from the first, contain the total over the whole batch."""
 
     @classmethod
-    def begin(cls, step: int, assigned: list[int], generation: int, chunks: int, micro_batches: int = 0) -> PartialStep:
+    def begin(cls, step: int, assigned: list[int], generation: int, chunks: int, micro_batches: int) -> PartialStep:
         """Return a step of which nothing is done yet.
 
         Args:

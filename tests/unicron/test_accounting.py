@@ -17,13 +17,15 @@ def test_the_digest_is_sha256_over_the_digest_before_and_little_endian_ids() -> 
 
 
 def test_states_and_what_remains() -> None:
-    partial = PartialStep(step=1, assigned=[1, 3], samples={1: [7], 4: [9]}, done=[{1, 4}], computed=[{1}])
+    partial = PartialStep(
+        step=1, assigned=[1, 3], micro_batches=5, samples={1: [7], 4: [9]}, done=[{1, 4}], computed=[{1}]
+    )
     assert partial.states(5) == [[FREE, DONE, FREE, ASSIGNED, DONE]]
     assert (partial.remaining(), partial.finished()) == ([3], {1, 4})
 
 
 def test_what_remains_is_what_some_chunk_has_not_computed() -> None:
-    partial = PartialStep.begin(1, [1, 3], generation=1, chunks=2)
+    partial = PartialStep.begin(1, [1, 3], generation=1, chunks=2, micro_batches=4)
     partial.done[1], partial.computed[1] = {1, 3}, {1, 3}
     partial.done[0], partial.computed[0] = {1}, {1}
     assert partial.states(4) == [[FREE, DONE, FREE, ASSIGNED], [FREE, DONE, FREE, DONE]]

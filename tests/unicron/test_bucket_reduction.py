@@ -163,7 +163,7 @@ class Rank:
         self.sent.clear()
         for gradient in self.gradients:
             gradient.zero_()
-        self.step = PartialStep.begin(1, [0], 1, 1)
+        self.step = PartialStep.begin(1, [0], generation=1, chunks=1, micro_batches=1)
         return self.step
 
     def run(

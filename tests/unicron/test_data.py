@@ -173,7 +173,7 @@ def test_a_loss_that_is_no_number_is_refused_before_it_counts() -> None:
     model = torch.nn.Linear(2, 1)
     rank_state = RankState(model, torch.optim.SGD(model.parameters(), lr=0.1))
     rank_state.set_version(0, EMPTY_DIGEST)
-    rank_state.begin(1, [0, 1], 1)
+    rank_state.begin(1, [0, 1], 1, micro_batches=2)
     with pytest.raises(NonFiniteValue, match="micro-batch 1 of step 1"):
         rank_state.commit({1: float("nan")}, {1: [5]})
     assert rank_state.partial is not None

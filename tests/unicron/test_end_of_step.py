@@ -27,7 +27,7 @@ class Ranks:
         """Sums over all ranks so far."""
         self._barrier = threading.Barrier(len(self.places))
         self._sent: list[torch.Tensor] = []
-        self._ends = [EndOfStep(MICRO_BATCHES, place, self._total) for place in self.places]
+        self._ends = [EndOfStep(place, self._total) for place in self.places]
 
     def _total(self, values: torch.Tensor) -> torch.Tensor:
         if self._barrier.wait() == 0:
@@ -54,7 +54,7 @@ def partials(places: list[Member], samples: Mapping[int, list[int]], step: int =
         own = {k: ids for k, ids in samples.items() if k % place.replicas == rank // place.shards}
         losses = {k: 0.1 * step + k for k in own} if place.shard == place.reporting else {}
         done = [set(own) for _ in range(place.chunks)]
-        made.append(PartialStep(step=step, assigned=list(own), samples=own, losses=losses, done=done))
+        made.append(PartialStep(step, list(own), MICRO_BATCHES, samples=own, losses=losses, done=done))
     return made
 
 

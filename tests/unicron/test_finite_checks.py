@@ -30,7 +30,7 @@ def one_rank(precision: Precision) -> RankState:
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     state = RankState(model, torch.optim.SGD(model.parameters(), lr=0.1), micro_batches=4, precision=precision)
     state.set_version(0, EMPTY_DIGEST)
-    state.begin(1, [0, 1, 2, 3], 1)
+    state.begin(1, [0, 1, 2, 3], 1, micro_batches=4)
     return state
 
 
@@ -80,7 +80,7 @@ def test_what_a_restarted_step_has_forgotten_counts_as_unchecked_again() -> None
     state.finite.each_until = 1
     compute(state, 0)
     compute(state, 1)
-    state.begin(1, [1, 2, 3], 2)
+    state.begin(1, [1, 2, 3], 2, micro_batches=4)
     state.finite.each_until = 0
     compute(state, 1)
     compute(state, SPOILT)

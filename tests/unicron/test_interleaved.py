@@ -84,7 +84,7 @@ def test_a_chunk_adds_what_it_lacks_and_nothing_twice(precision: Precision) -> N
         state.commit({k: 0.5} if number == 1 else {}, {k: [k]}, number)
 
     state.set_version(0, bytes(32))
-    state.begin(1, [0, 1, 2], generation=1)
+    state.begin(1, [0, 1, 2], generation=1, micro_batches=3)
     compute(1, 0)
     compute(1, 1)
     compute(0, 0)
@@ -96,7 +96,7 @@ def test_a_chunk_adds_what_it_lacks_and_nothing_twice(precision: Precision) -> N
         micro_batches=tuple(map(tuple, state.partial.states(3))),
     )  # fmt: skip
     dealt = deal([report], 1, 3, in_place=False)
-    state.resume(1, dealt.kept[0, 0], 0, dealt.assigned[0])
+    state.resume(1, dealt.kept[0, 0], 0, dealt.assigned[0], micro_batches=3)
     assert state.partial.remaining() == [1, 2]
     for number, k in ((1, 1), (1, 2), (1, 2), (0, 1), (0, 2), (0, 2)):
         if (number, k) not in {(number, k) for k in state.partial.computed[number]}:

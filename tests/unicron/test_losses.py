@@ -56,7 +56,7 @@ def rank_state() -> RankState:
     model = torch.nn.Linear(2, 1)
     state = RankState(model, torch.optim.SGD(model.parameters(), lr=0.1), micro_batches=2)
     state.set_version(0, b"")
-    state.begin(1, [0, 1], 1)
+    state.begin(1, [0, 1], 1, micro_batches=2)
     return state
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -113,6 +113,14 @@ class JoinResult:
         )
 
 
+class _FoundOrigin(NamedTuple):
+    """What the members of a generation have found of ``attach(origin=...)``."""
+
+    generation: int
+    step: int
+    """Of the state there, if it counts; -1: it does not."""
+
+
 class Joiner:
     """Brings this process into one generation after the other, and keeps its rank state in between."""
 
@@ -127,7 +135,7 @@ class Joiner:
         user: UserState | None = None,
         interleave: int = 1,
         origin: Origin | None = None,
-        batch_grows: bool = False,
+        counts_each_step: bool = False,
     ) -> None:
         """Start outside of any generation.
 
@@ -140,11 +148,10 @@ class Joiner:
             user: the user's state.
             interleave: model chunks of each rank, where there are several pipeline stages.
             origin: what the task begins from in place of first parameters.
-            batch_grows: whether steps have different numbers of micro-batches.
+            counts_each_step: whether the loop says how many micro-batches each step has.
         """
-        self._given = 0, -1
-        """A generation, and the step of what the task is given, if it counts there; -1: it does not."""
-        self._batch_grows = batch_grows
+        self._origin_found = _FoundOrigin(0, -1)
+        self._counts_each_step = counts_each_step
         self._user = user or UserState()
         self._origin = origin
         self._interleave = interleave
@@ -208,7 +215,7 @@ class Joiner:
         rank_state.check_updates(link.check_update, once=partial(self._checks.before_update, rank_state, link.wait))
         resumption = None
         if agreed is not None and any(report.partial == rank_state.applied + 1 for report in reports):
-            resumption = _resume(configure, rank_state, link, reports, micro_batches)
+            resumption = _resume(configure, rank_state, link, reports)
         else:
             rank_state.discard()
         user_state.bring(
@@ -288,7 +295,7 @@ class Joiner:
                 self._random = torch.get_rng_state()
             torch.set_rng_state(self._random)
             model, optimizer = self._build(*layout)
-            supported.check(model, optimizer, *layout, chunks=virtual_stages(), batch_grows=self._batch_grows)
+            supported.check(model, optimizer, *layout, chunks=virtual_stages(), counts_each_step=self._counts_each_step)
             built = RankState(
                 model,
                 optimizer,
@@ -308,7 +315,6 @@ class Joiner:
         state of the same version counts with them: the part of a lost rank may be all that is missing.
         """
         at_least = reader.newest_step(configure.checkpoint) if configure.checkpoint else 1
-        origin = partial(self._origin_step, configure, reports, link.wait)
         if any(report.undoes for report in reports):
             # No copy or checkpoint has anything of that update. Without either, all that was trained would go with it.
             agreed = self._snapshots.agree(rank_state, configure.generation, at_least)
@@ -334,7 +340,8 @@ class Joiner:
         if begins and not configure.resumes:
             self._snapshots.delete_all()  # these are of an earlier task of the same name
             return None
-        return self._snapshots.agree(rank_state, configure.generation, max(at_least, origin()), live)
+        at_least = max(at_least, self._origin_step(configure, reports, link.wait))
+        return self._snapshots.agree(rank_state, configure.generation, at_least, live)
 
     def _origin_step(self, configure: Configure, reports: list[Report], wait: Wait) -> int:
         """Return the step of the state that the task is given, if it counts here; -1: it does not.
@@ -347,15 +354,15 @@ class Joiner:
         """
         if self._origin is None or any(report.undoes for report in reports):
             return -1
-        if self._given[0] == configure.generation:
-            return self._given[1]
+        if self._origin_found.generation == configure.generation:
+            return self._origin_found.step
         own = reader.newest_step(configure.checkpoint) if configure.checkpoint else -1
         seen: list[tuple[int, int]] = transfer.gather((self._origin.step(), own), wait)
         if len(steps := {step for step, _ in seen}) > 1:
             raise InvalidSpec(f"{self._origin}: ranks see steps {sorted(steps)}; all nodes have to see the same")
         step, own = seen[0]
-        self._given = configure.generation, step if step > own else -1
-        return self._given[1]
+        self._origin_found = _FoundOrigin(configure.generation, step if step > own else -1)
+        return self._origin_found.step
 
     def _without_members(
         self, configure: Configure, rank_state: RankState, micro_batches: int, link: AgentLink, reports: list[Report]
@@ -363,8 +370,9 @@ class Joiner:
         """Go on where no member and no snapshot has the state.
 
         Returns:
-            Where it comes from, the checkpoint that it was read from, and the rank state or a new one in its place. One
-            that the task is given is to be loaded yet, together with the user's state.
+            Where the state comes from; the checkpoint that it was read from, if it was; and the rank state that has it,
+            which may be a new one. For ``LOADED`` nothing is read yet: the origin loads the user's objects as well, and
+            these are made later.
         """
         if self._origin_step(configure, reports, link.wait) >= 0:
             rank_state.tensors.reset()  # what is not loaded, as an optimizer's state, is as at a beginning
@@ -439,12 +447,10 @@ def _has_no_live_state(configure: Configure) -> bool:
     return all(source in ("checkpoint", "initial") for _, _, source in configure.members)
 
 
-def _resume(
-    configure: Configure, rank_state: RankState, link: AgentLink, reports: list[Report], micro_batches: int
-) -> Resumption:
+def _resume(configure: Configure, rank_state: RankState, link: AgentLink, reports: list[Report]) -> Resumption:
     """Deal what is missing of the interrupted step; the survivors keep what they have."""
     step = rank_state.applied + 1
-    of_step = max(report.step_micro_batches for report in reports if report.partial == step) or micro_batches
+    of_step = max(report.step_micro_batches for report in reports if report.partial == step)
     dealt = agreement.deal(reports, step, of_step, in_place=rank_state.accumulator.in_place)
     kept = dealt.kept[model_coordinate()]
     rank_state.resume(step, kept, configure.rank, dealt.assigned[reports[configure.rank].replica], of_step)

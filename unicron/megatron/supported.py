@@ -19,7 +19,7 @@ from unicron.megatron.optimizer import torch_optimizers
 
 
 def check(
-    model: Any, optimizer: Any, tensor: int, pipeline: int, chunks: int = 1, *, batch_grows: bool = False
+    model: Any, optimizer: Any, tensor: int, pipeline: int, chunks: int = 1, *, counts_each_step: bool = False
 ) -> None:
     """Check that a model and its optimizer train to the right result.
 
@@ -29,7 +29,7 @@ def check(
         tensor: tensor-parallel size.
         pipeline: pipeline-parallel size.
         chunks: model chunks of each rank: Megatron's virtual pipeline size, or 1.
-        batch_grows: whether the loop says how many micro-batches each step has.
+        counts_each_step: whether the loop says how many micro-batches each step has.
 
     Raises:
         UnsupportedModel: they would not; the message names the setting and its allowed values.
@@ -40,7 +40,7 @@ def check(
         if chunks > 1:
             _check_interleaved(chunk.config, chunks)
     _check_optimizer(optimizer)
-    if is_megatron(model) and not batch_grows and _batch_grows():
+    if is_megatron(model) and not counts_each_step and _batch_grows():
         raise UnsupportedModel(
             "rampup_batch_size: must be None, or attach(micro_batches_of=...) says how many micro-batches a step has"
         )
@@ -231,12 +231,12 @@ _MODEL_SETTINGS = (
 )
 """Settings of ``TransformerConfig``."""
 
-_FACTOR = "its numbers have a factor that is no part of the state"
+FACTOR = "its numbers have a factor that is no part of the state"
 
 _OPTIMIZER_SETTINGS = (
-    _Setting("main_params_dtype", ("fp32",), _FACTOR),
-    _Setting("exp_avg_dtype", ("fp32", "bf16"), _FACTOR),
-    _Setting("exp_avg_sq_dtype", ("fp32", "bf16"), _FACTOR),
+    _Setting("main_params_dtype", ("fp32",), FACTOR),
+    _Setting("exp_avg_dtype", ("fp32", "bf16"), FACTOR),
+    _Setting("exp_avg_sq_dtype", ("fp32", "bf16"), FACTOR),
     _Setting("optimizer_cpu_offload", (False,), "no test moves a state that is in two memories"),
 )
 """Settings of ``OptimizerConfig``."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from unicron.errors import InvalidSpec
+from unicron.megatron.supported import FACTOR
 from unicron.megatron_lm.samples import BatchSizes
 
 _NEXT_TO_HEALING = "set --save and let the task restart whole, without this adapter"
@@ -23,8 +24,6 @@ class Refused(NamedTuple):
     reason: str
     instead: str = _NEXT_TO_HEALING
 
-
-_FACTOR = "its numbers have a factor that is no part of the state"
 
 REFUSED = (
     Refused(
@@ -53,9 +52,9 @@ REFUSED = (
     Refused("vision_pretraining", (False,), "its momentum teacher is no part of the state"),
     Refused("iterations_to_skip", (None, [], ()), "every step is trained"),
     Refused("optimizer", ("adam", "sgd"), "no test moves the state of this optimizer", "use adam"),
-    Refused("main_params_dtype", ("fp32",), _FACTOR, "use fp32"),
-    Refused("exp_avg_dtype", ("fp32", "bf16"), _FACTOR, "use bf16"),
-    Refused("exp_avg_sq_dtype", ("fp32", "bf16"), _FACTOR, "use bf16"),
+    Refused("main_params_dtype", ("fp32",), FACTOR, "use fp32"),
+    Refused("exp_avg_dtype", ("fp32", "bf16"), FACTOR, "use bf16"),
+    Refused("exp_avg_sq_dtype", ("fp32", "bf16"), FACTOR, "use bf16"),
     Refused("optimizer_cpu_offload", (False,), "no test moves a state that is in two memories"),
     Refused("num_distributed_optimizer_instances", (1,), "the optimizer's parts are named by data-parallel rank"),
     Refused("distribute_saved_activations", (False,), "no test recomputes from activations that are divided"),

@@ -55,13 +55,12 @@ class RankState:
         Args:
             model: the rank's shard of the model.
             optimizer: its optimizer.
-            micro_batches: in one step, over all replicas.
+            micro_batches: in one step, over all replicas, at most.
             precision: of the sums of gradients.
             model_parallel: whether the model is split over ranks, so that updates have collectives of their own.
         """
         self.model = model
         self.optimizer = optimizer
-        self._micro_batches = micro_batches
         self.scaler = GradScaler(optimizer)
         """The loss scale."""
         self.tensors = StateTensors(model, optimizer, self.scaler)
@@ -142,15 +141,13 @@ class RankState:
         self.accumulator.clear()
         self.finite.forget()
 
-    def begin(self, step: int, assigned: list[int], generation: int, micro_batches: int = 0) -> None:
-        """Begin a step; ``micro_batches``: of it, over all replicas; 0: as many as the training says."""
+    def begin(self, step: int, assigned: list[int], generation: int, micro_batches: int) -> None:
+        """Begin a step; ``micro_batches``: of it, over all replicas."""
         self.discard()
-        count = self.loss_scale.micro_batches = micro_batches or self._micro_batches
-        self.partial = PartialStep.begin(step, assigned, generation, self._chunks, count)
+        self.loss_scale.micro_batches = micro_batches
+        self.partial = PartialStep.begin(step, assigned, generation, self._chunks, micro_batches)
 
-    def resume(
-        self, step: int, kept: KeptGradients, rank: int, assigned: tuple[int, ...], micro_batches: int = 0
-    ) -> None:
+    def resume(self, step: int, kept: KeptGradients, rank: int, assigned: tuple[int, ...], micro_batches: int) -> None:
         """Go on with an interrupted step: keep what counts of this rank's gradients, and drop the rest.
 
         The reduced buckets that the rank lacks come next, by ``share_reduced``.
@@ -160,7 +157,7 @@ class RankState:
             kept: what the ranks of this model shard keep of it.
             rank: this rank.
             assigned: the micro-batches that this rank's replica computes.
-            micro_batches: of the step, over all replicas; 0: as many as the training says.
+            micro_batches: of the step, over all replicas.
         """
         before, reduced, own = self.partial, kept.reduced_by_rank[rank], kept.kept_by_rank[rank]
         if before is None or before.step != step or before.reduced > reduced:
@@ -174,7 +171,7 @@ class RankState:
             before.forget_done()
             self.finite.forget()
         partial = self.step_in_progress
-        self.loss_scale.micro_batches = partial.micro_batches or self._micro_batches
+        self.loss_scale.micro_batches = micro_batches
         self.clear_gradients()
         partial.generation = kept.generation
         partial.assigned, partial.counted = list(assigned), kept.counted

@@ -85,15 +85,14 @@ class EndOfStep:
     is not enough, as in the first step of a generation, the ids travel in a second sum.
     """
 
-    def __init__(self, micro_batches: int, member: Member, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, member: Member, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Prepare the first agreement of a generation.
 
         Args:
-            micro_batches: in one step, over all replicas, where the step does not say it.
             member: this rank's place.
             total: returns the sum of a tensor over all ranks, on the CPU.
         """
-        self._micro_batches, self._member, self._total = micro_batches, member, total
+        self._member, self._total = member, total
         self._counts = _Counts(member)
         self._samples = 0
         """Sample ids for which a row has room."""
@@ -120,7 +119,7 @@ class EndOfStep:
         levels = [request, *statuses]
         columns, first = self._counts.columns, LEVELS * len(levels)
         width = columns if accounted else columns + self._entry_width
-        numbers = _zeros(first + self._rows(partial) * width)
+        numbers = _zeros(first + partial.micro_batches * width)
         for i, level in enumerate(levels):
             numbers[LEVELS * i + level] = 1.0
         self._counts.write(partial.done, numbers, first, width)
@@ -136,9 +135,6 @@ class EndOfStep:
                 self._counts.check(rows, self._member.shard, chunk, partial.step)
         worst = _worst(summed[:first])
         return Agreement(worst[0], worst[1:])
-
-    def _rows(self, partial: PartialStep) -> int:
-        return partial.micro_batches or self._micro_batches
 
     def _sum(self, numbers: array[float]) -> list[float]:
         """Return the sum over all ranks; the array may be overwritten."""
@@ -174,7 +170,7 @@ class EndOfStep:
         if most > self._samples:
             self._samples = most
             width = self._entry_width
-            numbers = _zeros(self._rows(partial) * width)
+            numbers = _zeros(partial.micro_batches * width)
             self._write_entries(partial, numbers, 0, width)
             summed = self._sum(numbers)
             entries = [summed[i : i + width] for i in range(0, len(summed), width)]

@@ -110,7 +110,7 @@ class Training:
             user=self.user,
             interleave=interleave,
             origin=origin,
-            batch_grows=micro_batches_of is not None,
+            counts_each_step=micro_batches_of is not None,
         )
         self._joined = JoinResult(source="")
         self.last_loss: float | None = None
@@ -309,7 +309,7 @@ class Training:
         if self.configure.generation > 1:  # the steps up to here may have failed: see finite_checks
             self.rank_state.finite.each_until = max(self.rank_state.applied, self.configure.fault_step) + 1
         total = partial(end_of_step.total, wait=self.link.wait)
-        self.end_of_step = EndOfStep(self.micro_batches, end_of_step.member(), total)
+        self.end_of_step = EndOfStep(end_of_step.member(), total)
         # A checkpoint that the last generation was writing is abandoned; the next boundary begins a new one.
         self._checkpoint_due = self._checkpoint_due or not self._writer.idle
         self._writer.enter(self._checkpoint_location(), self.configure.generation, self._joined.checkpoint)
