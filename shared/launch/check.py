@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from shared.launch.arguments import Arguments
 from shared.launch.command import Launch
 from shared.launch.script import VERSIONS, Loop, Script
-from shared.launch.settings import Effect, Finding, findings
+from shared.launch.settings import Effect, Finding, findings, findings_of_release, ramp_problem
 from shared.tasks import secrets
 
 
@@ -68,6 +68,7 @@ def check(launch: Launch, script: Script, arguments: Arguments, *, own_parser: b
     if megatron or script.path is None:  # the arguments of another script are its own, and stay as they are
         found += findings(arguments.values, arguments.options)
     if megatron:
+        found += findings_of_release(script.core, arguments.values, arguments.options)
         found += _unreadable(script, arguments)
     effects = {finding.what for finding in found}
     verdict = next((Verdict(effect) for effect in (Effect.REFUSED, Effect.RESTART, Effect.OFF) if effect in effects),
@@ -121,7 +122,7 @@ def _planned(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return model, batch, steps and layout that the planner needs; None: the arguments do not say."""
     batch = values.get("global_batch_size")
     steps, samples = values.get("train_iters"), values.get("train_samples")
-    if not steps and samples is not None and batch:
+    if not steps and samples is not None and batch and not ramp_problem(values):
         steps = _steps_of(samples, batch, values.get("rampup_batch_size"))
     tensor, pipeline = values.get("tensor_model_parallel_size", 1), values.get("pipeline_model_parallel_size", 1)
     context = values.get("context_parallel_size", 1)

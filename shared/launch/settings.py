@@ -45,6 +45,7 @@ _EXPERTS = "the experts of one layer have the same name, by which the state move
 _ENDS = "a task ends behind its last step"
 _BEGINS = "a task begins from the model that is built"
 _LEFT_OUT = "leave it out"
+_RAMP = "--rampup-batch-size"
 _OFF = "nothing: it only concerns speed, and a task that is healed inside the step runs without it"
 
 SETTINGS = (
@@ -166,7 +167,7 @@ def findings(values: Mapping[str, Any], options: Mapping[str, str]) -> list[Find
         if value not in setting.heals_with:
             option = options.get(setting.dest, "--" + setting.dest.replace("_", "-"))
             found.append(Finding(option, value, setting.effect, setting.why, setting.instead))
-    return found + _wrong_restarts(values, options)
+    return found + _wrong_ramp(values, options) + _wrong_restarts(values, options)
 
 
 def findings_of_task(loop: str, arguments: Sequence[str]) -> list[Finding]:
@@ -180,6 +181,34 @@ def findings_of_task(loop: str, arguments: Sequence[str]) -> list[Finding]:
     if loop == "unicron" or (loop == "restart" and "num_layers" not in read.values):
         return []
     return [one for one in findings(read.values, read.options) if loop == "restart" or one.what is Effect.OFF]
+
+
+def ramp_problem(values: Mapping[str, Any]) -> str:
+    """Return why a batch cannot grow as the arguments say; empty: it can, or it does not grow."""
+    batch, ramp = values.get("global_batch_size"), values.get("rampup_batch_size")
+    if not ramp or not batch:
+        return ""
+    first, increment, during = map(int, ramp)
+    if first > 0 and increment > 0 and during >= 0 and first <= batch and (batch - first) % increment == 0:
+        return ""
+    return f"a batch of {first} does not become --global-batch-size {batch} by steps of {increment} in {during} samples"
+
+
+def _wrong_ramp(values: Mapping[str, Any], options: Mapping[str, str]) -> list[Finding]:
+    """Return that a batch cannot grow as the arguments say."""
+    why = ramp_problem(values)
+    dest = "rampup_batch_size"
+    instead = "START INCREMENT SAMPLES: whole increments, which are positive, from START to --global-batch-size"
+    return [Finding(options.get(dest, _RAMP), values[dest], Effect.REFUSED, why, instead)] if why else []
+
+
+def findings_of_release(core: str, values: Mapping[str, Any], options: Mapping[str, str]) -> list[Finding]:
+    """Return what matters to healing among arguments that not every release of Megatron-LM heeds."""
+    dest = "rampup_batch_size"
+    if not values.get(dest) or not core or tuple(map(int, core.split(".")[:2])) < (0, 18):
+        return []
+    why = f"megatron-core {core} reads it, and trains with --global-batch-size from the first step"
+    return [Finding(options.get(dest, _RAMP), values[dest], Effect.RESTART, why, _LEFT_OUT)]
 
 
 def _wrong_restarts(values: Mapping[str, Any], options: Mapping[str, str]) -> list[Finding]:

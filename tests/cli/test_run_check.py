@@ -138,6 +138,21 @@ def test_setting(argument: str, effect: str) -> None:
     )
 
 
+@pytest.mark.parametrize("ramp", ["4 0 20", "0 4 20", "4 5 20", "16 4 20", "4 4 -1"])
+def test_a_batch_that_cannot_grow_as_it_is_to_is_refused(ramp: str) -> None:
+    asked = f"--global-batch-size 12 --train-samples 60 --rampup-batch-size {ramp}"
+    found = verdict(f"pretrain_gpt.py {MODEL} {asked}", code=3)
+    assert (found["verdict"], arguments(found), found["task"]["steps"]) == ("refused", {"--rampup-batch-size"}, None)
+
+
+@pytest.mark.parametrize(("core", "effect"), [("0.17.1", "unchanged"), ("0.18.2", "restart")])
+def test_a_batch_that_grows_is_healed_where_megatron_lets_it(core: str, effect: str, folder: Path) -> None:
+    write_script(folder, "train.py", CALLS_PRETRAIN, core)
+    found = verdict("train.py --global-batch-size 12 --train-samples 60 --rampup-batch-size 4 4 20")
+    assert found["verdict"] == effect
+    assert arguments(found) == ({"--rampup-batch-size"} if effect == "restart" else set())
+
+
 def test_an_argument_that_the_script_adds_is_its_own(folder: Path) -> None:
     write_script(folder, "train.py", CALLS_PRETRAIN + "parser.add_argument('--of-mine')\n")
     assert verdict("train.py --of-mine 3")["verdict"] == "unchanged"

@@ -125,7 +125,7 @@ def arguments(**fields: Any) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("num_experts", 8), ("context_parallel_size", 2), ("data_sharding", False), ("dataloader_type", "external"),
-     ("rampup_batch_size", ["1", "2", "8"]), ("fp8", "hybrid"), ("exp_avg_dtype", "fp8"), ("use_torch_fsdp2", True),
+     ("rampup_batch_size", ["1", "1", "8"]), ("fp8", "hybrid"), ("exp_avg_dtype", "fp8"), ("use_torch_fsdp2", True),
      ("global_batch_size", None), ("exit_interval", 5), ("data_parallel_random_init", True), ("qk_clip", True),
      ("eval_global_batch_size", 16)],
 )  # fmt: skip
@@ -133,6 +133,24 @@ def test_what_cannot_be_healed_is_refused_by_its_name(name: str, value: Any) -> 
     settings.check(arguments())
     with pytest.raises(InvalidSpec, match=f"--{name.replace('_', '-')}: "):
         settings.check(arguments(**{name: value}))
+
+
+@pytest.mark.parametrize("ramp", [(4, 0, 20), (0, 4, 20), (2, 4, 20), (16, 4, 20), (4, 4, -1)])
+def test_a_batch_that_cannot_grow_as_it_is_to_is_refused(ramp: tuple[int, int, int]) -> None:
+    with pytest.raises(InvalidSpec, match=f"--rampup-batch-size: {' '.join(map(str, ramp))}: "):
+        settings.check(arguments(rampup_batch_size=[*map(str, ramp)]))
+
+
+@pytest.mark.usefixtures("megatron")
+def test_a_batch_that_grows_is_refused_where_stock_does_not_let_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron.core import num_microbatches_calculator as calculators
+
+    growing = arguments(rampup_batch_size=["4", "4", "20"])
+    monkeypatch.setattr(calculators, "RampupBatchsizeNumMicroBatchesCalculator", object, raising=False)
+    settings.check(growing)
+    monkeypatch.delattr(calculators, "RampupBatchsizeNumMicroBatchesCalculator")
+    with pytest.raises(InvalidSpec, match="--rampup-batch-size: Megatron-LM from core"):
+        settings.check(growing)
 
 
 @pytest.mark.parametrize("name", ["finetune", "no_load_optim"])

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
+from unicron.errors import InvalidSpec
+
 
 def sample_ids(consumed: int, micro_batch: int, size: int) -> list[int]:
     """Return the samples of a micro-batch.
@@ -40,9 +42,19 @@ class BatchSizes:
         Args:
             full: samples of a batch without or behind the ramp-up.
             rampup: the first batch, what it grows by each time, and the samples during which it grows.
+
+        Raises:
+            InvalidSpec: no batches grow like that.
         """
         self._full = full
-        self._first, self.increment, self._during = map(int, rampup) if rampup else (full, 0, -1)
+        self._first, self._increment, self._during = map(int, rampup) if rampup else (full, 0, -1)
+        first, increment = self._first, self._increment
+        positive = first > 0 and increment > 0 and self._during >= 0
+        if rampup and not (positive and first <= full and (full - first) % increment == 0):
+            raise InvalidSpec(
+                f"--rampup-batch-size: {' '.join(map(str, rampup))}: the first batch has to become --global-batch-size "
+                f"({full}) by whole increments, which are positive, and within samples that are not negative"
+            )
         if self._first == full or not self._during:
             self._during = -1
         self._sums: list[int] = []
@@ -50,14 +62,14 @@ class BatchSizes:
     @property
     def divisor(self) -> int:
         """What divides every batch."""
-        return math.gcd(self._full, self._first, self.increment)
+        return math.gcd(self._full, self._first, self._increment)
 
     def batch(self, consumed: int) -> int:
         """Return the samples of the batch behind so many."""
         if consumed > self._during:
             return self._full
-        each = self._during / ((self._full - self._first) // self.increment)
-        return self._first + int(consumed / each) * self.increment
+        each = self._during / ((self._full - self._first) // self._increment)
+        return self._first + int(consumed / each) * self._increment
 
     def consumed(self, before: int, steps: int) -> int:
         """Return the samples consumed after some steps, behind those consumed before the first of them."""

@@ -145,6 +145,11 @@ def check(args: Any) -> None:
         raise InvalidSpec("--global-batch-size: must be a multiple of --micro-batch-size")
     if batch_sizes(args).divisor % args.micro_batch_size:
         raise InvalidSpec("--rampup-batch-size: every batch must be a multiple of --micro-batch-size")
+    if args.rampup_batch_size and not _ramps_up():
+        raise InvalidSpec(
+            "--rampup-batch-size: Megatron-LM from core 0.18 on reads it, and trains with --global-batch-size from the "
+            "first step; leave it out"
+        )
     if args.load and args.load == args.save and (args.finetune or args.no_load_optim):
         raise InvalidSpec(
             f"--{'finetune' if args.finetune else 'no-load-optim'}: --load is --save, so a task would read its own "
@@ -153,6 +158,13 @@ def check(args: Any) -> None:
     virtual = args.num_layers_per_virtual_pipeline_stage or args.num_virtual_stages_per_pipeline_rank
     if virtual and args.pipeline_model_parallel_size == 1:
         raise InvalidSpec("--num-virtual-stages-per-pipeline-rank: needs several pipeline stages")
+
+
+def _ramps_up() -> bool:
+    """Return whether this release of Megatron-LM ramps a batch up."""
+    from megatron.core import num_microbatches_calculator
+
+    return hasattr(num_microbatches_calculator, "RampupBatchsizeNumMicroBatchesCalculator")
 
 
 def switch_off(args: Any) -> None:
