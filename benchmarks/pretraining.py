@@ -4,9 +4,10 @@
 
 ``pretrain_gpt.py`` of a checkout of Megatron-LM runs as two ranks on this machine's processors, stock and with the
 adapter in turns, each pair in the other order: a GPT of 0.84 million parameters, 1,024 tokens a micro-batch, two
-micro-batches a replica. A step is everything from one call of ``training_log`` to the next, the adapter's boundary
-section included. Of each pair, the ratio is that of the medians of the steps' CPU-seconds, both ranks together; the
-bound is on the median of these ratios. CPU-seconds, since other processes lengthen a step's wall time and take turns.
+micro-batches a replica (four in the pipeline). A step is everything from one call of ``training_log`` to the next, the
+adapter's boundary section included. Of each pair, the ratio is that of the medians of the steps' CPU-seconds, both
+ranks together; the bound is on the geometric mean of these ratios. CPU-seconds, since other processes lengthen a step's
+wall time and take turns.
 
 Exit status 1 if the bound is missed, 2 where the checkout lacks something (``tests/megatron_lm`` says what it needs).
 """
@@ -24,6 +25,8 @@ from benchmarks.ranks import run_ranks
 from benchmarks.report import Report, at_least, run
 
 BOUND = 1.01
+"""What the adapter may cost: at most 1% of stock's step at 1,024 tokens a micro-batch, which are few; with more of them
+the same work between the passes is a smaller share."""
 
 RANKS = 2
 
@@ -76,9 +79,8 @@ def measure(options: argparse.Namespace, report: Report) -> None:
             found = {mode: median_step_s(mode, options.checkout.resolve(), arguments) for mode in order}
             ratios.append(found["unicron"] / found["stock"])
             report.line("pair", name=name, cpu_s={mode: round(s, 5) for mode, s in found.items()})
-        _, low, high = (round(value, 4) for value in interval(ratios))
-        median = round(statistics.median(ratios), 4)
-        report.at_most(f"{name}: ratio of CPU-seconds", median, BOUND, interval_95=[low, high])
+        mean, low, high = (round(value, 4) for value in interval(ratios))
+        report.at_most(f"{name}: ratio of CPU-seconds", mean, BOUND, interval_95=[low, high])
 
 
 def main() -> int:
