@@ -130,9 +130,10 @@ def attach(
             Megatron's ``parallel_state`` has the number as the virtual pipeline size when ``build`` is called, and
             ``build`` returns as many modules in a list.
         origin: a state that the task begins from in place of first parameters: a checkpoint that is not this library's.
-            The task's own one counts where it is as new.
-        micro_batches_of: M of a step, by its number, where it is not the same in all of them (a ramp-up of the batch);
-            ``micro_batches`` is then the largest. It is called once ``run.state`` is that before the step.
+            A checkpoint of the task's own is taken instead if it is as new or newer.
+        micro_batches_of: a function of a step's number that returns how many micro-batches the step has, where the
+            batch grows; ``micro_batches`` is then the largest number. When it is called, ``run.state`` has the objects
+            as they are before that step.
         directory: where checkpoints and results go without an agent.
         tensor: tensor-parallel size without an agent, whose plan says it otherwise.
         pipeline: pipeline-parallel size without one.

@@ -57,8 +57,8 @@ class Loading:
     def step(self) -> int:
         """Return the iteration of the checkpoint: 0 for parameters alone; -1: there is none.
 
-        As stock looks for it: ``--pretrained-checkpoint`` counts where the folder of ``--load`` has no tracker, whatever
-        ``--ckpt-step`` says, and gives parameters alone.
+        Stock looks for it in this order: where the folder of ``--load`` has no tracker, ``--pretrained-checkpoint``
+        counts, whatever ``--ckpt-step`` says, and gives parameters alone.
 
         Raises:
             InvalidSpec: the tracker names neither an iteration nor a release.

@@ -41,6 +41,8 @@ DIRECTORY = "UNICRON_MEGATRON_LM_DIRECTORY"
 
 
 _LAYOUT = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
+"""Attributes of Megatron-LM's arguments, and of its model configurations from core 0.19 on, that say how the model is
+split over ranks: each generation may have another layout."""
 
 
 class _EnterAnew(Exception):

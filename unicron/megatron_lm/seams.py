@@ -96,7 +96,10 @@ SEAMS = (
             "process_non_loss_data_func", "get_embedding_ranks", "get_position_embedding_ranks", "non_loss_data_func",
         ),
         "the script's entry",
-        ("extra_args_provider", "args_defaults", "cfg_container"),
+        (
+            "extra_args_provider", "args_defaults", "cfg_container", "pg_collection", "p2p_communicator",
+            "skip_model_parallel_init",
+        ),
     ),
     Seam(
         "train_step",
@@ -253,6 +256,7 @@ SEAMS = (
 """All of them."""
 
 BY_NAME = {seam.name: seam for seam in SEAMS}
+"""Each of them by the name in the table, which is that of the first release."""
 
 
 def check() -> None:

@@ -68,11 +68,12 @@ class UserState:
         self._shards: NamedShards | None = None
         self._optimizer: Any = None
         self._made_for: Any = None
-        """The model that the objects are for; None: they have not been used."""
+        """The model for which the functions among what was given have made objects; None: none has been called yet."""
         self._layout = (1, 1)
         self._groups: OptimizerGroups | None = None
         self._begin: dict[str, tuple[Any, list[torch.Tensor]]] = {}
-        """What the objects that are no functions were at first."""
+        """For each object that was given itself, and not as a function: its values when it was given. A task that begins
+        again begins with these."""
         self._keeps_tensors: bool | None = None
         """Whether ``state_dict`` returns the same tensors each time; None: not known yet."""
         for name, one in self._given.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+from unicron.checkpoint import storage
 from unicron.checkpoint.writer import Outcomes
 from unicron.link import reporting
 from unicron.link.agent_link import DRAIN, NOTHING, STOP, STOP_UNSAVED, AgentLink
@@ -140,7 +141,7 @@ class Finishing:
             return ""
         location, reason = self._host.save()
         self._saved = not reason
-        if reason and "://" not in location:
+        if reason and not storage.is_url(location):
             self._folders.append(location)
         return reason
 
