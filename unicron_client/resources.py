@@ -237,7 +237,7 @@ class Client(Operations):
 
         Raises:
             NotFound: there is no such task.
-            Conflict: it has not ended and does not wait, or has succeeded.
+            Conflict: it has not ended and does not wait, or has done all its steps.
         """
         from shared.interface.models import Task
 

@@ -167,7 +167,7 @@ class TaskStopped(TaskEvent):
 
 
 class TaskFinished(TaskEvent):
-    """The task finished its last step.
+    """The task finished its last step, or its script has ended it before that: ``step`` says where.
 
     ``samples_sha256``: chained digest of the ids of all samples, in the order of updates. ``worker``: on whose node the
     parameters are, at ``parameters_path``; empty in logs of early versions.

@@ -42,7 +42,6 @@ _PARTS = "each rank has a part of the parameters that has no name of its own, so
 _SCALES = "the scaling factors are no part of the state that survivors hand on"
 _FACTOR = "its numbers have a factor that is no part of the state that survivors hand on"
 _EXPERTS = "the experts of one layer have the same name, by which the state moves"
-_ENDS = "a task ends behind its last step"
 _BEGINS = "a task begins from the model that is built"
 _LEFT_OUT = "leave it out"
 _RAMP = "--rampup-batch-size"
@@ -85,9 +84,7 @@ SETTINGS = (
     Setting("hybrid_context_parallel", (False,), Effect.RESTART, "its samples are dealt by length", _LEFT_OUT),
     Setting("data_parallel_random_init", (False,), Effect.RESTART, "replicas would begin with other parameters",
             _LEFT_OUT),
-    Setting("exit_interval", (None,), Effect.RESTART, _ENDS, "--train-iters, or stop the task"),
-    Setting("exit_duration_in_mins", (None,), Effect.RESTART, _ENDS, "stop the task"),
-    Setting("phase_transition_iterations", (None,), Effect.RESTART, _ENDS, _LEFT_OUT),
+    Setting("phase_transition_iterations", (None,), Effect.RESTART, "a task ends behind its last step", _LEFT_OUT),
     Setting("skip_train", (False,), Effect.RESTART, "there is no step", "nothing: there is no step to heal"),
     Setting("full_validation", (False,), Effect.RESTART, "its iterator has a position", "--eval-iters"),
     Setting("multiple_validation_sets", (False,), Effect.RESTART, "its iterators have positions", "--eval-iters"),

@@ -23,7 +23,7 @@ from shared.projections import incidents
 from shared.projections.documents import change_impact, change_task, close_plan
 from shared.projections.rates import with_sample
 from shared.projections.requests import keep_attempt
-from shared.tasks.specification import ENDED, TaskState
+from shared.tasks.specification import ENDED, TaskSpec, TaskState
 from shared.views.documents import SHORTEST_STEP_S, Result, StopRefusal, TaskView, Views
 from shared.views.task_parts import TaskWait
 
@@ -167,6 +167,12 @@ def _stopped_reason(task: TaskView, event: TaskStopped) -> str:
     return f"stopped as asked, not saved: {saved}, and {step - saved_step} steps are lost"
 
 
+def _finished_reason(spec: TaskSpec, step: int) -> str:
+    if spec.ends_early_at(step):
+        return f"its script has ended behind step {step} of {spec.steps}"
+    return "all steps done" if spec.steps_known else "its script has ended"
+
+
 def ended(views: Views, recorded: Recorded, event: TaskStopped | TaskFinished | TaskFailed) -> None:
     """End a task, its training time, and what an outstanding plan had left to do for it.
 
@@ -189,8 +195,8 @@ def ended(views: Views, recorded: Recorded, event: TaskStopped | TaskFinished | 
         case TaskFinished():
             result = _result(task, event)
             loss = task.loss if event.loss is None else event.loss
-            done = "all steps done" if task.spec.steps_known else "its script has ended"
-            changes |= {"state": TaskState.SUCCEEDED, "reason": done, "result": result, "loss": loss}
+            reason = _finished_reason(task.spec, event.step)
+            changes |= {"state": TaskState.SUCCEEDED, "reason": reason, "result": result, "loss": loss}
         case TaskFailed():
             changes |= {"state": TaskState.FAILED, "reason": event.reason, "traceback": event.traceback}
     change_impact(views, task.training_plan, event.task, until=event.occurred_at)

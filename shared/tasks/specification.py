@@ -266,6 +266,13 @@ class TaskSpec(Model):
         """Whether ``steps`` is how many updates the task makes; else its script alone decides when it has ended."""
         return not self.restarts_whole or self.steps != UNKNOWN_STEPS
 
+    def ends_early_at(self, step: int) -> bool:
+        """Return whether a task that has succeeded has steps left (``step.end_training()`` of the library).
+
+        Nobody knows it of one that restarts whole: the newest step is the last one that its output has told of.
+        """
+        return not self.restarts_whole and step < self.steps
+
     @property
     def tensor(self) -> int:
         """Tensor-parallel size; ``auto`` is 1, and so is what only the script knows."""

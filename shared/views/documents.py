@@ -122,6 +122,13 @@ class TaskView(Model):
     deleted_at: datetime | None = None
 
     @property
+    def may_go_on(self) -> bool:
+        """Whether a further submission of the name takes the task over, with its checkpoint, though it has ended."""
+        if self.state is TaskState.SUCCEEDED:
+            return self.spec.ends_early_at(self.step)
+        return self.state in (TaskState.STOPPED, TaskState.FAILED)
+
+    @property
     def update_flop(self) -> float:
         """Model FLOP of one update."""
         return self.spec.batch.global_ * self.spec.model.flop_per_sample()

@@ -187,8 +187,13 @@ async def test_a_task_is_resumed_with_its_last_specification(api: Server, end: t
     assert (await api.http.post(f"{TASK}/resume")).json()["attempt"] == 3
 
 
-async def test_what_has_succeeded_is_not_resumed(api: Server) -> None:
+async def test_what_has_succeeded_is_resumed_only_where_its_script_has_left_steps(api: Server) -> None:
     await submitted(api)
+    await ended(api, TaskFinished, step=40)
+    shown = (await api.http.get(TASK)).json()
+    assert (shown["state"], shown["reason"]) == ("succeeded", "its script has ended behind step 40 of 100")
+    again = await api.http.post(f"{TASK}/resume")
+    assert (again.status_code, again.json().get("attempt")) == (201, 2), again.text
     await ended(api, TaskFinished)
     assert "succeeded" in refused(await api.http.post(f"{TASK}/resume"), 409, "conflict")["detail"]
 

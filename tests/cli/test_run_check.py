@@ -121,6 +121,8 @@ def test_what_the_planner_needs_is_read() -> None:
         ("--context-parallel-size 1", "unchanged"),
         ("--context-parallel-size 2", "restart"),
         ("--use-torch-fsdp2", "restart"),
+        ("--exit-interval 100", "unchanged"),
+        ("--exit-duration-in-mins 230", "unchanged"),
         ("--tp-comm-overlap", "speed-off"),
         ("--overlap-p2p-communication-warmup-flush", "speed-off"),
         ("--defer-embedding-wgrad-compute", "speed-off"),

@@ -117,17 +117,23 @@ def main(mode: str, script: str, folder: Path, arguments: list[str]) -> None:
 
     training.setup_model_and_optimizer, training.train = remember, trained
     fault(folder)
-    if mode == "stock":
-        sys.argv = [script, *arguments]
-        runpy.run_path(script, run_name="__main__")
-    else:
-        from unicron.megatron_lm import run_script
+    end: SystemExit | None = None
+    try:
+        if mode == "stock":
+            sys.argv = [script, *arguments]
+            runpy.run_path(script, run_name="__main__")
+        else:
+            from unicron.megatron_lm import run_script
 
-        run_script(script, arguments)
+            run_script(script, arguments)
+    except SystemExit as exits:  # of a run that is to exit early
+        end = exits
     tensor, pipeline, replica = built["place"]
     if replica == 0 or mode == "unicron":
         found = {f"{i}.{n}": p.detach().clone() for i, m in enumerate(built["model"]) for n, p in m.named_parameters()}
         torch.save(found, folder / f"{tensor}-{pipeline}-{replica}.pt")
+    if end is not None:
+        raise end
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from tests.megatron_lm import cpu
 from tests.megatron_lm import test_pretrain_gpt as runs
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import agent
-from unicron.protocol.messages import Resumed
+from unicron.protocol.messages import Finished, Resumed
 
 pytestmark = [*runs.pytestmark[:1], pytest.mark.timeout(900), *runs.pytestmark[2:]]
 
@@ -82,6 +82,33 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_left_out_of_a_checkpoint_is_left_out_here_too(how: str, saved: Path, tmp_path: Path) -> None:
     stock, ours = (runs.run(mode, tmp_path / mode, 1, f"{LOADS[how]} {saved}") for mode in ("stock", "unicron"))
     assert runs.differing(stock, ours) == []
+
+
+@pytest.mark.parametrize("asked", ["--exit-interval 3", "--exit-duration-in-mins -1"])
+def test_a_run_that_is_to_exit_early_saves_and_exits_where_stock_does_and_goes_on(asked: str, tmp_path: Path) -> None:
+    """Behind the third step, or behind the first of each run, since a duration below 0 is over by then."""
+    ran = {}
+    for mode in ("stock", "unicron"):
+        folder = tmp_path / f"{mode}-checkpoints"
+        for number in range(2):
+            named = f"{asked} --save {folder} --save-interval 100 --load {folder}"
+            ran[mode, number] = runs.run(mode, tmp_path / f"{mode}-{number}", 2, named)
+            saved = "3 4" if "interval" in asked else "1 2"
+            assert (folder / "latest_checkpointed_iteration.txt").read_text() == saved.split()[number]
+    for number in range(2):
+        assert runs.differing(ran["stock", number], ran["unicron", number]) == []
+
+
+async def test_a_task_that_is_to_exit_early_has_succeeded_though_a_process_is_lost_as_it_saves(
+    tmp_path: Path, spec_file: SpecFile
+) -> None:
+    for name, lost in (("quiet", ""), ("faulty", "save:2")):
+        async with agent(tmp_path / f"{name}-agent") as a:
+            await runs.train(a, spec_file, tmp_path / name, lost, "--exit-interval 3", applied=3)
+            assert {one.step for one in a.of(Finished)} == {3}
+        tracker = tmp_path / name / "checkpoints" / "latest_checkpointed_iteration.txt"
+        assert tracker.read_text() == "3"
+    assert runs.differing(runs.parameters(tmp_path / "quiet"), runs.parameters(tmp_path / "faulty")) == []
 
 
 @pytest.mark.parametrize("named", ["--pretrained-checkpoint", "--exit-on-missing-checkpoint --load"])

@@ -126,7 +126,7 @@ def arguments(**fields: Any) -> SimpleNamespace:
     ("name", "value"),
     [("num_experts", 8), ("context_parallel_size", 2), ("data_sharding", False), ("dataloader_type", "external"),
      ("rampup_batch_size", ["1", "1", "8"]), ("fp8", "hybrid"), ("exp_avg_dtype", "fp8"), ("use_torch_fsdp2", True),
-     ("global_batch_size", None), ("exit_interval", 5), ("data_parallel_random_init", True), ("qk_clip", True),
+     ("global_batch_size", None), ("data_parallel_random_init", True), ("qk_clip", True),
      ("eval_global_batch_size", 16)],
 )  # fmt: skip
 def test_what_cannot_be_healed_is_refused_by_its_name(name: str, value: Any) -> None:

@@ -44,6 +44,8 @@ class Report:
     """The step behind which the member is in a boundary section that is not done; 0: none."""
     step_micro_batches: int = 0
     """Micro-batches of the begun step, over all replicas."""
+    last_step: int = 0
+    """The step behind which the training ends: an earlier one than the others know, where it has agreed to end."""
     micro_batches: tuple[tuple[int, ...], ...] = ((),)
     """For that step, for each model chunk (of which all members have equally many), ``FREE``, ``ASSIGNED`` or ``DONE``
     for each micro-batch. The buckets that are not reduced contain the sum of the gradients of those done."""

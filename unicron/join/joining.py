@@ -82,6 +82,8 @@ class JoinResult:
     """How many micro-batches of a step each replica computes; empty: equally many."""
     repeats_update: bool = False
     """Whether the user's state lacks the last update: its step comes again, with nothing to compute."""
+    last_step: int = 0
+    """The step behind which the training ends, the earliest that a member knows."""
     repeats_section: bool = False
     """Whether a boundary section behind the last update is not done: its step comes again for that."""
 
@@ -172,6 +174,7 @@ class Joiner:
         fault: Callable[[str], None] = lambda at: None,
         formed: Callable[[], None] = lambda: None,
         open_section: int = 0,
+        last_step: int = 0,
     ) -> JoinResult:
         """Join a generation; ``rank_state`` is then the newest state of all members.
 
@@ -182,6 +185,7 @@ class Joiner:
             fault: lets an injected fault happen.
             formed: called once the members have their groups, before state is read or moved.
             open_section: the step behind which this rank is in a boundary section that is not done; 0: none.
+            last_step: the step behind which the training ends, as this rank knows it.
 
         Raises:
             RuntimeError: a member was lost meanwhile, or the generation was held.
@@ -200,6 +204,7 @@ class Joiner:
             micro_batches=micro_batches,
             checks=self._checks,
             open_section=open_section,
+            last_step=last_step,
             wait=link.wait,
         )
         self._checks.enter(reports, configure.identity, link.wait)
@@ -245,6 +250,7 @@ class Joiner:
             resumption=resumption,
             shares=configure.shares,
             repeats_update=not self._user.is_at(rank_state.applied),
+            last_step=min(report.last_step for report in reports),
             repeats_section=rank_state.applied > 0 and any(r.open_section == rank_state.applied for r in reports),
         )
 

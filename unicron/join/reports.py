@@ -36,6 +36,7 @@ class _Row(NamedTuple):
     undoes: int = 0
     open_section: int = 0
     step_micro_batches: int = 0
+    last_step: int = 0
 
 
 def gather_reports(
@@ -46,6 +47,7 @@ def gather_reports(
     micro_batches: int,
     checks: MemberChecks,
     open_section: int,
+    last_step: int,
     wait: Wait,
 ) -> list[Report]:
     """Return the reports of all members, by rank. All members call it.
@@ -57,6 +59,7 @@ def gather_reports(
         micro_batches: in one step, at most.
         checks: what this rank is beside its state, and what it knows of the others.
         open_section: the step behind which the rank is in a boundary section that is not done; 0: none.
+        last_step: the step behind which the training ends, as this rank knows it.
         wait: waits for a collective.
 
     Raises:
@@ -72,6 +75,7 @@ def gather_reports(
         uncompared=int(checks.uncompared),
         undoes=int(checks.undoes),
         open_section=open_section,
+        last_step=last_step,
     )
     chunks = len(model_chunks(rank_state.model))
     states = [[FREE] * micro_batches] * chunks
@@ -108,5 +112,6 @@ def _report(numbers: list[int], chunks: int) -> Report:
         undoes=bool(row.undoes),
         open_section=row.open_section,
         step_micro_batches=row.step_micro_batches,
+        last_step=row.last_step,
         micro_batches=tuple(tuple(states[i * count : (i + 1) * count]) for i in range(chunks)),
     )

@@ -27,6 +27,7 @@ from unicron.megatron.model import model_chunks
 from unicron.megatron.parallel import data_group
 from unicron.megatron.schedule import each_backward, fill
 from unicron.megatron_lm import seams, settings, tracker
+from unicron.megatron_lm.exits import Exits
 from unicron.megatron_lm.loading import Begun, Loading
 from unicron.megatron_lm.reports import Reports
 from unicron.megatron_lm.samples import CyclicOrder, FrozenReplicas, Samples, most_replicas, sample_ids
@@ -100,6 +101,7 @@ class Pretraining:
         self._saved: tuple[Generation, int] | None = None
         """Generation and iteration of the newest checkpoint that this process has saved; a rollback comes to the same
         iteration again, with processes that have not saved it."""
+        self._exits = Exits(self._args, self._plan.steps)
         self._reports = Reports()
         self._batches = settings.batch_sizes(self._args)
         self._tested = 0
@@ -125,10 +127,12 @@ class Pretraining:
 
         Raises:
             InvalidSpec: there is no checkpoint to load, or it cannot be loaded.
+            SystemExit: the training ends early, as the arguments ask; as stock does.
         """
         while self._next() is not None:
             try:
-                self._enter()
+                with self._exits:
+                    self._enter()
                 self._leave_section()
             except _EnterAnew:
                 continue
@@ -136,6 +140,7 @@ class Pretraining:
                 section, self._section = self._section, None
                 if section is None or not section.__exit__(type(error), error, error.__traceback__):
                     raise
+        self._exits.exit()
 
     # What takes Megatron-LM's names.
 
@@ -482,6 +487,8 @@ class Pretraining:
             report: dict[str, torch.Tensor] = {}
             config.finalize_model_grads_func = None
             with step:
+                if self._exits.is_asked(step.number):
+                    step.end_training()
                 if ks := step.all_micro_batches():
                     self._compute(step, ks, forward_step_func, data_iterator, forward_backward_func)
                 step.reduce()
@@ -492,6 +499,7 @@ class Pretraining:
             if step.completed:
                 break
         self._repeated = step.repeated
+        self._exits.decide(step.number, self._run.last_step)
         self._section = self._run.boundary(meets=False)
         self._section.__enter__()
         return report, int(not is_updated), False, False, 0, norm, zeros, 0

@@ -38,8 +38,6 @@ REFUSED = (
     Refused("use_torch_fsdp2", (False,), "its ranks each have a part that cannot be named"),
     Refused("use_megatron_fsdp", (False,), "its ranks each have a part that cannot be named"),
     Refused("data_parallel_random_init", (False,), "replicas would begin with other parameters"),
-    Refused("exit_interval", (None,), "a task ends behind its last step", "give --train-iters, or stop the task"),
-    Refused("exit_duration_in_mins", (None,), "a task ends behind its last step", "stop the task"),
     Refused("phase_transition_iterations", (None,), "a task ends behind its last step"),
     Refused("skip_train", (False,), "there is no step"),
     Refused("full_validation", (False,), "its iterator has a position"),

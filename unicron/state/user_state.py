@@ -72,8 +72,8 @@ class UserState:
         self._layout = (1, 1)
         self._groups: OptimizerGroups | None = None
         self._begin: dict[str, tuple[Any, list[torch.Tensor]]] = {}
-        """For each object that was given itself, and not as a function: its values when it was given. A task that begins
-        again begins with these."""
+        """For each object that was given itself, and not as a function: its values when it was given. They are put back
+        where the task begins once more."""
         self._keeps_tensors: bool | None = None
         """Whether ``state_dict`` returns the same tensors each time; None: not known yet."""
         for name, one in self._given.items():

@@ -64,6 +64,9 @@ class AppliedStep(Step):
     def reduce(self) -> None:
         """Do nothing: the update is applied."""
 
+    def end_training(self) -> None:
+        """Do nothing: the ranks have agreed whether the training ends here."""
+
     def clip_gradients(self, limit: float) -> float:
         """Do nothing; the norm is not known any more.
 

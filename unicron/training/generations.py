@@ -83,7 +83,10 @@ class Training:
         self.runs_script = runs_script and link.supervised
         self.link = link
         self.user = UserState(state)
-        self.total_steps = steps
+        self.last_step = steps
+        """The step behind which the training ends; an earlier one, once the ranks have agreed to end."""
+        self.asked_last_step = 0
+        """The step behind which the script asks for the end; 0: it does not."""
         self.micro_batches, self._micro_batches_of = micro_batches, micro_batches_of
         self.request = NOTHING
         self.end_of_step: EndOfStep
@@ -145,7 +148,7 @@ class Training:
     def steps(self) -> Iterator[Step]:
         """Yield the steps to do, through all generations, until the last one is applied everywhere."""
         drained = False
-        self.link.undone = lambda: (self._applied(), self.total_steps)
+        self.link.undone = lambda: (self._applied(), self.last_step)
         while self.link.at_end is None:  # else a script asks again behind the last step
             self._leave_generation()
             configure = self.link.next_generation(self._applied(), drained=drained)
@@ -164,16 +167,16 @@ class Training:
 
     def _steps_of_generation(self) -> Generator[Step, None, End]:
         """Yield the steps of one generation until it ends; return how it ended."""
-        if self.rank_state.applied == self.total_steps:
+        if self.rank_state.applied == self.last_step:
             self._report_resumed(None)
         repeats = self._joined.repeats_update or self._joined.repeats_section
         if repeats and not (yield from self._repeat_update()):
             return "broken"
-        if self._checks.keeps_state and self.rank_state.applied < self.total_steps:
+        if self._checks.keeps_state and self.rank_state.applied < self.last_step:
             # A newcomer's part is what it has received, and not what its script may make of it.
             self.snapshots.keep(self.rank_state, self.user.record, at_once=not self._checks.proven)
         first = self._checks_user = True
-        while self.rank_state.applied < self.total_steps:
+        while self.rank_state.applied < self.last_step:
             step = self.step = self._next_step(resumes=first)
             yield step
             if step.completed:
@@ -188,7 +191,7 @@ class Training:
                     return "broken"
                 self._report_resumed(step)
                 first = False
-            if self.rank_state.applied == self.total_steps:
+            if self.rank_state.applied == self.last_step:
                 break
             if self.request == DRAIN:
                 return "drained" if self._attempt(self.gather_parameters) else "broken"
@@ -297,7 +300,9 @@ class Training:
                 fault=lambda at: self.faults.reached(step, at),
                 formed=self._prove_target,
                 open_section=self.open_section,
+                last_step=self.last_step,
             )
+            self.last_step = self._joined.last_step
         except DamagedCheckpoint as err:
             # A checkpoint that some nodes do not see looks like one that is damaged.
             if not self._writer.unusable:
@@ -380,15 +385,20 @@ class Training:
     def statuses(self) -> tuple[int, ...]:
         """Return what this rank reports at the end of a step: the statuses of its checkpoint and of its snapshot.
 
-        And whether a checkpoint is due, which a rank that came after an interrupted one does not know; and its wish.
+        And whether a checkpoint is due, which a rank that came after an interrupted one does not know; its wish; and
+        whether the training is to end here.
         """
-        return self._writer.status, self.snapshots.status, int(self._checkpoint_due), self.snapshots.wish
+        ends = self.asked_last_step == self.rank_state.step_in_progress.step
+        due = int(self._checkpoint_due)
+        return self._writer.status, self.snapshots.status, due, self.snapshots.wish, int(ends)
 
     def agreed(self, statuses: list[int]) -> None:
         """Act on the worst of what all ranks reported. The state may change once this returns."""
         if self._checks_user:
             self.user.check_unchanged()
-        checkpoint, snapshot, due, wish = statuses
+        checkpoint, snapshot, due, wish, ends = statuses
+        if ends:
+            self.last_step = self.rank_state.step_in_progress.step
         self._writer.agreed(checkpoint, self.outcomes)
         self.snapshots.wait_copied()
         lack = self.snapshots.agreed(snapshot, wish)

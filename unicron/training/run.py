@@ -97,6 +97,11 @@ class Run:
         """
         return Section(self._training, meets=meets)
 
+    @property
+    def last_step(self) -> int:
+        """The step behind which the training ends: the last one, or an earlier one (``step.end_training()``)."""
+        return self._training.last_step
+
     def heartbeat(self) -> None:
         """Report that this rank is at work on something else than a step: evaluation, a file of the script's own.
 

@@ -40,6 +40,8 @@ class StepHost(Protocol):
     """The agreements at the end of this generation's steps."""
     snapshots: Snapshots
     """This rank's snapshots."""
+    asked_last_step: int
+    """The step behind which the script asks for the end of the training; 0: it does not."""
 
     @property
     def rank_state(self) -> RankState:
@@ -274,6 +276,19 @@ class Step:
         self._computing = True
         if in_progress.account.tokens:
             state.divide_gradients(in_progress.account.tokens)
+
+    def end_training(self) -> None:
+        """Have the training end behind this step, though there are steps left: a task that is resumed does them.
+
+        To be called before ``reduce``, in which the ranks agree on it: it is enough that one of them asks for it. A
+        process that comes later learns of it from the others.
+
+        Raises:
+            WrongLoop: the gradients are reduced already.
+        """
+        if self._reduced:
+            raise WrongLoop(f"step {self.number}: step.end_training() comes too late: call it before step.reduce()")
+        self._host.asked_last_step = self.number
 
     def _begin_passes(self) -> None:
         """Begin to measure the rank's own compute time."""

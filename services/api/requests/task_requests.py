@@ -23,8 +23,6 @@ from shared.views.documents import TaskView
 _ATTEMPTS = 5
 """How often a request is tried in all, where other events of its task are logged at the same time."""
 
-_RESUMABLE = frozenset({TaskState.STOPPED, TaskState.FAILED})
-
 CHANGEABLE = {"weight": (), "workers": ("min", "max")}
 """Fields of a specification that a task may change while it goes on, with those of their own."""
 
@@ -126,14 +124,14 @@ async def resume(api: Gateway, name: str, who: Actor) -> TaskView:
     Raises:
         NotFound: there is no such task.
         Forbidden: it is somebody else's.
-        Conflict: it has not ended and does not wait, or has succeeded.
+        Conflict: it has not ended and does not wait, or has done all its steps.
         InvalidInput: a node that is ready cannot use its files any more.
     """
     task = await api.task(name)
     who.require_own(task.owner, f"task {name!r}")
     if task.wait is not None and task.state not in (*ENDED, TaskState.STOPPING):
         return await _request(api, name, who, "", lambda waiting: _try_again(waiting, who))
-    if task.state not in _RESUMABLE:
+    if not task.may_go_on:
         why = "it has done all its steps" if task.state is TaskState.SUCCEEDED else "it has not ended"
         text = f"task {name!r} {IS[task.state]}: {why}; what was stopped, has failed or waits after failures can be"
         raise Conflict(f"{text} resumed", state=task.state.value)

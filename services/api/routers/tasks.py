@@ -167,7 +167,9 @@ async def delete(
 
 @router.post("/{name}/resume", status_code=status.HTTP_201_CREATED, responses=CHANGE)
 async def resume(name: TaskName, response: Response, api: Api, who: Submitter) -> Task:
-    """Submit the last specification of a task that was stopped or has failed again: it goes on from its checkpoint.
+    """Submit the last specification of a task again that was stopped or has failed: it goes on from its checkpoint.
+
+    So does one whose script has ended with steps left.
 
     A task that has not ended and waits after failures (``wait``) is tried again at once.
     """

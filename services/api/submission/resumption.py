@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shared.errors import Conflict
-from shared.tasks.specification import IS, TaskSpec, TaskState, refused
+from shared.tasks.specification import IS, TaskSpec, refused
 from shared.views.documents import TaskView
 
 CHANGEABLE = (
@@ -25,9 +25,6 @@ are the user's own business: the surroundings of the processes, which file the s
 arguments. A script stays a script, and its loop the same.
 """
 
-_REUSABLE = frozenset({TaskState.STOPPED, TaskState.FAILED})
-"""States of an earlier task whose name (and checkpoint) a new submission takes over; so it does of a deleted one."""
-
 
 def check_free(known: TaskView | None) -> None:
     """Check that a name can be submitted.
@@ -38,11 +35,11 @@ def check_free(known: TaskView | None) -> None:
     Raises:
         Conflict: the name is in use.
     """
-    if known is not None and known.state not in _REUSABLE and known.deleted_at is None:
+    if known is not None and not known.may_go_on and known.deleted_at is None:
         name = known.spec.name
         raise Conflict(
             f"name {name!r} is in use by a task that {IS[known.state]}; "
-            "a name is free again when its task was stopped, has failed or was deleted",
+            "a name is free again when its task was stopped, has failed, has left steps or was deleted",
             field="name",
             value=name,
             state=known.state.value,
