@@ -25,12 +25,11 @@ def arguments(**given: Any) -> SimpleNamespace:
 def loading(load_checkpoint: Any = None, args: Any = None, **given: Any) -> Loading:
     """Return what reads a checkpoint with some arguments, and with a stand-in of Megatron-LM's reader."""
     checkpointing = SimpleNamespace(
-        open_file=open,
         checkpoint_exists=lambda folder: folder is not None and Path(folder, NAME).is_file(),
         get_checkpoint_tracker_filename=lambda folder: str(Path(folder, NAME)),
         load_checkpoint=load_checkpoint,
     )
-    return Loading(checkpointing, args or arguments(**given), steps=10)
+    return Loading(checkpointing, open, args or arguments(**given), steps=10)
 
 
 @pytest.fixture

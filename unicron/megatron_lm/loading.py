@@ -6,7 +6,7 @@ faults that have left neither a rank's state nor a copy of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from unicron.errors import InvalidSpec, UnicronError
@@ -37,15 +37,16 @@ class Begun:
 class Loading:
     """What the arguments name, as ``attach(origin=...)`` takes it."""
 
-    def __init__(self, checkpointing: Any, args: Any, steps: int) -> None:
+    def __init__(self, checkpointing: Any, open_file: Callable[..., Any], args: Any, steps: int) -> None:
         """Read nothing yet.
 
         Args:
             checkpointing: Megatron-LM's module of that name.
+            open_file: Megatron-LM's function by which it opens the tracker; releases have it in different places.
             args: its arguments.
             steps: of the whole training.
         """
-        self._checkpointing, self._args, self._steps = checkpointing, args, steps
+        self._checkpointing, self._open_file, self._args, self._steps = checkpointing, open_file, args, steps
 
     def __str__(self) -> str:
         """Return the argument that counts."""
@@ -69,7 +70,7 @@ class Loading:
             return 0 if exists(args.pretrained_checkpoint) else -1
         text = str(args.ckpt_step or "")
         if exists(args.load):
-            with checkpointing.open_file(checkpointing.get_checkpoint_tracker_filename(args.load), "r") as file:
+            with self._open_file(checkpointing.get_checkpoint_tracker_filename(args.load), "r") as file:
                 text = file.read().strip()
         elif not text:
             return -1

@@ -107,7 +107,7 @@ class Pretraining:
         self._tested = 0
         self._replace()
         named = self._args.load or self._args.pretrained_checkpoint
-        self._loading = Loading(checkpointing, self._args, self._plan.steps) if named else None
+        self._loading = Loading(checkpointing, self._open_file, self._args, self._plan.steps) if named else None
         self._run = unicron.attach(
             steps=self._plan.steps,
             micro_batches=self._plan.micro_batches,
@@ -167,7 +167,8 @@ class Pretraining:
             return bool(self._args.save) and path == str(checkpointing.get_checkpoint_tracker_filename(self._args.save))
 
         owner, name = seams.BY_NAME["open_file"].place()
-        setattr(owner, name, tracker.opening(getattr(owner, name), is_tracker, folder_of))
+        self._open_file = tracker.opening(getattr(owner, name), is_tracker, folder_of)
+        setattr(owner, name, self._open_file)
         self._folder_of = folder_of
 
     def _together(self, function: Callable[..., Any]) -> Callable[..., Any]:
