@@ -125,6 +125,8 @@ SETTINGS = (
     Setting("external_cuda_graph", (False,), Effect.OFF, _GRAPH, _OFF, ("external_cuda_graph",)),
     Setting("optimizer_cuda_graph", (False,), Effect.OFF, _GRAPH, _OFF),
     Setting("nccl_ub", (False,), Effect.OFF, "its buffers belong to process groups that a fault replaces", _OFF),
+    Setting("async_save", (False,), Effect.OFF, "a process that writes on would outlive the attempt that began it",
+            "nothing: a task that is healed inside the step saves between two steps, and waits for that"),
     Setting("inprocess_restart", (False,), Effect.OFF, "two programs would answer the same fault",
             "nothing: Unicron's recovery takes its place"),
     Setting("enable_ft_package", (False,), Effect.OFF, "two programs would answer the same fault",

@@ -128,6 +128,7 @@ def test_what_the_planner_needs_is_read() -> None:
         ("--defer-embedding-wgrad-compute", "speed-off"),
         ("--cuda-graph-impl local", "speed-off"),
         ("--cuda-graph-impl none", "unchanged"),
+        ("--async-save", "speed-off"),
         ("--calculate-per-token-loss", "unchanged"),
         ("--an-argument-of-a-fork 1", "restart"),
     ],
