@@ -60,6 +60,7 @@ def fault(folder: Path) -> None:
     places: dict[str, tuple[Any, str]] = {
         "forward": (GPTModel, "forward"),
         "reduce": (Step, "_report_buckets"),
+        "launch": (Step, "_before_launch"),  # of a bucket that is reduced beside the passes
         "unscale": (optimizers.MixedPrecisionOptimizer, "_unscale_main_grads_and_check_for_nan"),
         "evaluate": (GPTModel, "forward"),
         "save": (dist_checkpointing, "save"),

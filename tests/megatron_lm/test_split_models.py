@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.megatron_lm.test_pretrain_gpt import CHECKOUT, differing, parameters, write_script
+from tests.megatron_lm.test_pretrain_gpt import CHECKOUT, differing, farthest, parameters, write_script
 from tests.parity.courses import Course, TaskLayout, plan
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import Agent, agent
@@ -28,11 +28,14 @@ pytestmark = [
     pytest.mark.skipif(not CHECKOUT, reason="UNICRON_MEGATRON_LM names no checkout of Megatron-LM"),
 ]
 
-PLACES = {"forward": 3, "reduce": 1, "update": 1, "evaluate": 2, "save": 1}
+PLACES = {"forward": 3, "reduce": 1, "launch": 1, "update": 1, "evaluate": 2, "save": 1}
 """Where a process is killed, and for the how manieth time that it comes there in or behind a step."""
 
-IN_PLACE = tuple((place, "same") for place in PLACES)
+IN_PLACE = tuple((place, "same") for place in PLACES if place != "launch")
 """A fault at each of them; each time, a new process takes the lost one's place."""
+
+OVERLAPPED = tuple(("launch" if place == "reduce" else place, change) for place, change in IN_PLACE)
+"""The same where gradients are reduced beside the passes."""
 
 TP2, PP2, VP2, DP2 = (
     TaskLayout(2, 1, 2), TaskLayout(1, 2, 2), TaskLayout(1, 2, 2, interleave=2), TaskLayout(1, 1, 2),
@@ -47,9 +50,15 @@ COURSES = [
 ]
 """In the last ones no process comes: a lost node had all ranks of a replica, and the other one goes on alone."""
 
+OVERLAPS = "--overlap-grad-reduce --overlap-param-gather"
 
-def arguments(course: Course) -> str:
-    """Return what of Megatron-LM's arguments says the layout."""
+ROUNDING = 1e-4
+"""How far parameters may be from the failure-free run's with both overlaps, which take no deterministic sums: behind a
+fault those in float32 have another order. A step that is lost or done twice moves them by the learning rate, 1e-2."""
+
+
+def arguments(course: Course, extra: str) -> str:
+    """Return what of Megatron-LM's arguments says the layout, and further ones."""
     layout = course.layout
     found = f"--tensor-model-parallel-size {layout.tensor} --pipeline-model-parallel-size {layout.pipeline}"
     if layout.tensor > 1:
@@ -58,7 +67,7 @@ def arguments(course: Course) -> str:
         found += f" --num-layers 4 --num-virtual-stages-per-pipeline-rank {layout.interleave}"
     if course.sharded:
         found += " --use-distributed-optimizer"
-    return f"{found} --train-iters {course.steps}"
+    return f"{found} --train-iters {course.steps} {extra}"
 
 
 def memory(a: Agent, worker: str) -> Path:
@@ -66,13 +75,14 @@ def memory(a: Agent, worker: str) -> Path:
     return a.folder / "memory" / worker
 
 
-async def follow(a: Agent, spec_file: SpecFile, folder: Path, course: Course, *, quiet: bool) -> None:
-    """Train, through the course's faults or without any."""
-    script = write_script(folder, arguments(course))
+async def follow(a: Agent, spec_file: SpecFile, folder: Path, course: Course, extra: str = "", *, quiet: bool) -> None:
+    """Train, through the course's faults or without any; ``extra``: further arguments."""
+    fields = {
+        "script": str(write_script(folder, arguments(course, extra))),
+        "deterministic_sums": OVERLAPS not in extra,
+    }
     memory_every = {"every": 0, "memory_every": 1}
-    spec = spec_file(
-        exact=False, deterministic_sums=True, steps=course.steps, script=str(script), checkpoint=memory_every
-    )
+    spec = spec_file(exact=False, steps=course.steps, checkpoint=memory_every, **fields)
     workers, stages = plan(course)
     faults = {}
     for number, (stage, (place, _)) in enumerate(zip(stages, course.faults, strict=True)):
@@ -112,14 +122,17 @@ async def follow(a: Agent, spec_file: SpecFile, folder: Path, course: Course, *,
     assert [a.exits[w][1] for w in a.members] == [0] * len(a.members), a.output(a.members[0])[-3000:]
 
 
-@pytest.mark.parametrize("course", COURSES, ids=str)
+@pytest.mark.parametrize(
+    ("course", "extra"), [*((course, "") for course in COURSES), (Course(DP2, True, OVERLAPPED), OVERLAPS)], ids=str
+)
 async def test_faults_cost_no_step_and_leave_the_parameters_as_they_are(
-    course: Course, tmp_path: Path, spec_file: SpecFile
+    course: Course, extra: str, tmp_path: Path, spec_file: SpecFile
 ) -> None:
     for name in ("quiet", "faulty"):
         async with agent(tmp_path / f"{name}-agent") as a:
-            await follow(a, spec_file, tmp_path / name, course, quiet=name == "quiet")
+            await follow(a, spec_file, tmp_path / name, course, extra, quiet=name == "quiet")
             assert (name == "quiet") == (not a.of(Resumed, generation=2))
-    assert differing(parameters(tmp_path / "quiet"), parameters(tmp_path / "faulty")) == []
+    found = parameters(tmp_path / "quiet"), parameters(tmp_path / "faulty")
+    assert farthest(*found) <= ROUNDING if extra else differing(*found) == []
     saved = tmp_path / "faulty" / "checkpoints"
     assert (saved / "latest_checkpointed_iteration.txt").read_text() == str(course.steps)
