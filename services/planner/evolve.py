@@ -137,7 +137,8 @@ def _stopped(state: State, event: TaskStopped, at: datetime) -> State:
         return state
     saved = {"checkpoint": event.path, "checkpoint_step": event.step} if event.path else {}
     if task.life == "active" and task.change is not None and task.change.action == "pause":
-        return state.with_changed(event.task, step=event.step, **saved)
+        # The release follows at once, whatever plan comes: no worker has the state any more.
+        return state.with_changed(event.task, step=event.step, owners=(), **saved)
     ended = {"life": "ended", "members": (), "owners": (), "lost": (), "broken": False, "queued": ""}
     return state.with_changed(event.task, step=event.step, **ended, **saved)
 
