@@ -64,7 +64,7 @@ from shared.planning.solver import solve_with_alternatives
 SERVICE = "planner"
 """Name of this service in the ids of the events that it derives from a cause (``derived_id``)."""
 
-DECIDER = 7
+DECIDER = 8
 """Number of this decision code; every plan carries it.
 
 Raise it by one in every change after which some log would be decided differently, or the same decision written in
