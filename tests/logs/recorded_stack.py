@@ -51,6 +51,7 @@ class Cluster:
         self._python = python
         self._corpus = corpus
         self._client = httpx.Client(base_url=url, timeout=30.0, trust_env=False)
+        self._stopped = 0
 
     def submit(self, name: str, *, steps: int = 40, script: str | None = None, **fields: Any) -> None:
         """Submit a small GPT, or a script in its place."""
@@ -112,8 +113,11 @@ class Cluster:
         self._until(lambda: self._trains_at(name, goal), f"{name} trains at step {goal}")
 
     def ends(self, name: str, state: str) -> None:
-        """Wait until a task is in this state."""
+        """Wait until a task is in this state, and its processes are gone if it has stopped."""
         self._until(lambda: self.task(name)["state"] == state, f"{name} is {state}")
+        if state == "stopped":
+            self._stopped += 1
+            self.has_answered("task-ended", self._stopped)
 
     def waits(self, name: str) -> None:
         """Wait until a task has no workers."""
