@@ -33,6 +33,7 @@ from cli.stack.stack import Stack
 from cli.waiting import WaitingClient
 from shared.bus.identities import node_identity
 from shared.errors import Unavailable
+from shared.events.plans import Trigger
 from shared.events.severities import ErrorKind
 from shared.events.union import ErrorDetected, Event, NodeJoined, PlanDecided, Recorded, StateMoved
 from shared.log.log import EventLog
@@ -216,7 +217,8 @@ async def _submit(lab: Lab, client: WaitingClient, corpus: Path, workers: int) -
     }
     await client.submit(spec)
     done = await lab.until("the task trains", lambda: _complete(lab, position))
-    (plan,) = lab.since(position, PlanDecided)
+    decided = lab.since(position, PlanDecided)
+    plan = next(one for one in decided if getattr(one.event, "trigger", None) is Trigger.TASK_SUBMITTED)
     lab.line(
         "submission",
         plan_s=round(plan.recorded_at.timestamp() - began, 3),
