@@ -156,5 +156,5 @@ def test_every_kind_of_time_has_a_colour() -> None:
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(Unavailable, match=r"unicron\[plots\]"):
+    with pytest.raises(Unavailable, match=r"unicron-cluster\[plots\]"):
         check_installed()
