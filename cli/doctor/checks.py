@@ -226,14 +226,14 @@ def peers(found: Iterable[Peer]) -> Iterator[Finding]:
 
 def python(found: RankPython) -> Finding:
     """Judge a Python in which ranks run. A task may name another one where none is listed."""
-    check, worst = f"python {found.path}", Verdict.FAILED if found.listed else Verdict.WARNING
+    worst = Verdict.FAILED if found.listed else Verdict.WARNING
     if found.problem:
         advice = f"{found.path} -m pip install unicron; UNICRON_INTERPRETERS names the Pythons of the ranks"
-        return Finding(check, worst, found.problem, advice)
+        return Finding("python", worst, f"{found.path}: {found.problem}", advice)
     if found.lacking:
-        what = f"has no {', '.join(found.lacking)}"
-        return Finding(check, worst, what, f"{found.path} -m pip install {' '.join(found.lacking)}")
-    return Finding(check, Verdict.OK, f"has unicron {found.versions['unicron']} and what it needs")
+        what = f"{found.path} has no {', '.join(found.lacking)}"
+        return Finding("python", worst, what, f"{found.path} -m pip install {' '.join(found.lacking)}")
+    return Finding("python", Verdict.OK, f"{found.path} has unicron {found.versions['unicron']} and what it needs")
 
 
 def versions(facts: Facts) -> Iterator[Finding]:

@@ -120,13 +120,13 @@ def test_a_good_node_has_no_finding_that_asks_for_anything() -> None:
         ({"peers": [peer("n1", sent_bytes_per_s=1e7)]}, "peer n1", WARNING, "sends 10.0 MB/s"),
         ({"peers": [peer("n1", round_trip_s=0.3)]}, "peer n1", WARNING, "300.0 ms"),
         ({"versions": {"python": "3.11.9"}}, "versions", WARNING, "without torch, megatron-core"),
-        ({"pythons": [PYTHON | {"problem": "no library"}]}, "python /opt/train/bin/python", FAILED, "no library"),
-        ({"pythons": [PYTHON | {"lacking": ["torch"]}]}, "python /opt/train/bin/python", FAILED, "has no torch"),
+        ({"pythons": [PYTHON | {"problem": "no library"}]}, "python", FAILED, "no library"),
+        ({"pythons": [PYTHON | {"lacking": ["torch"]}]}, "python", FAILED, "/opt/train/bin/python has no torch"),
         (
             {"pythons": [PYTHON | {"lacking": ["torch"], "listed": False}]},
-            "python /opt/train/bin/python",
+            "python",
             WARNING,
-            "has no torch",
+            "/opt/train/bin/python has no torch",
         ),
         (
             {"peers": [peer("n1", versions=VERSIONS | {"torch": "2.9.0"})]},
