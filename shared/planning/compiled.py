@@ -102,6 +102,7 @@ def _compiled() -> Any:
     return SimpleNamespace(**own)
 
 
+@cache
 def _version() -> str:
     """Return a digest of all kernels. Numba's own cache looks only at the file of a function, not at its callees."""
     text = b"".join(Path(module.__file__ or "").read_bytes() for module in _modules)

@@ -1,6 +1,8 @@
 """Compiles the solver's kernels, so that no problem has to wait for it: a process of its own, once for each version.
 
-python -P -m shared.planning.preparation
+    python -P -m shared.planning.preparation
+
+The planner of a large cluster starts it.
 """
 
 from __future__ import annotations
