@@ -32,6 +32,7 @@ PLAIN_UNTIL_COMPILED = 20_000_000
 (``python -m benchmarks.plain_kernels``)."""
 
 _lock = threading.Lock()
+_patient = threading.Event()
 _modules = (arrays, objective, relaxation, search, optimum)
 # Includes the constants and types that the functions refer to.
 _sources = {name: value for module in _modules for name, value in vars(module).items()}
@@ -45,7 +46,7 @@ def namespace(work: int) -> Any:
     For a larger one, too, while nothing is compiled; for all where numba is not installed.
     """
     if _compiled.cache_info().currsize == 0 and (
-        work <= PLAIN_WORK or not can_compile() or (work <= PLAIN_UNTIL_COMPILED and not is_prepared())
+        work <= PLAIN_WORK or not can_compile() or (work <= _plain_until() and not is_prepared())
     ):
         return plain
     return compiled()
@@ -64,6 +65,15 @@ def load() -> None:
     """Load the compiled kernels now, where numba is installed: for a process that is to solve many small problems."""
     if can_compile():
         compiled()
+
+
+def compile_when_large() -> None:
+    """Have the first larger problem compile: for a process that solves thousands while nobody waits for one."""
+    _patient.set()
+
+
+def _plain_until() -> int:
+    return PLAIN_WORK if _patient.is_set() else PLAIN_UNTIL_COMPILED
 
 
 def is_prepared() -> bool:

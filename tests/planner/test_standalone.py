@@ -216,17 +216,19 @@ def unwritable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_no_problem_waits_until_the_solver_is_compiled(tmp_path: Path) -> None:
-    """But for the largest, which would take plain Python as long."""
+@pytest.mark.parametrize("change", ["note_prepared", "compile_when_large"])
+def test_no_problem_waits_until_the_solver_is_compiled(change: str, tmp_path: Path) -> None:
+    """But for the largest, which would take plain Python as long, and where nobody waits for an answer."""
     program = """
 from shared.planning import compiled
 assert compiled.namespace(compiled.PLAIN_UNTIL_COMPILED) is compiled.plain
-compiled.note_prepared()
+compiled.{change}()
 assert compiled.namespace(compiled.PLAIN_WORK) is compiled.plain
 assert compiled.namespace(compiled.PLAIN_WORK + 1) is not compiled.plain
 """
-    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    subprocess.run([sys.executable, "-P", "-c", program], env={**env, "PYTHONPATH": str(ROOT)}, check=True, timeout=60)
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    program = program.format(change=change)
+    subprocess.run([sys.executable, "-P", "-c", program], env=env, check=True, timeout=60)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from services.planner.replay.log_fold import NO_POLICIES, Policies
 from services.planner.replay.sources import Source
 from services.planner.replay.verification import Findings, Report, Share, Verification, report_of
 from shared.log.anchors import Anchor, Defect
+from shared.planning import compiled
 
 
 def verify(
@@ -61,4 +62,5 @@ def _findings(
     policies: Policies,
     share: Share,
 ) -> Findings:
+    compiled.compile_when_large()
     return Verification(source, decider, anchors, defects, share, policies).findings()
