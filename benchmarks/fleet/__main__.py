@@ -6,8 +6,8 @@ nats-server and services are the real ones; the nodes are simulated (``benchmark
 nodes: all ask for admission at once; they rest; one task trains on all workers; ranks end, one after the other; NATS is
 killed and starts again; a tenth of the nodes ends at once. ``interval_s`` says how often they send heartbeats.
 
-Processor time binds: the bounds on cores are those of 2,000 nodes. Wall times count where ``LEAST_IDLE`` of a core was
-idle meanwhile (``idle_cores`` in each line): the simulator takes its part of the same machine.
+Processor time binds: the bounds on cores are those of 2,000 nodes. Wall times count where 0.3 of a core was idle
+meanwhile (``idle_cores`` in each line), since the simulator takes its part of the same machine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ MOST_CORES = {"detector": 0.5, "nats": 0.5, "api, planner, transition": 0.3}
 MOST_ERROR_S, MOST_PLAN_S, MOST_COMMAND_S = 0.1, 0.3, 0.8
 MOST_LOSS_COMMANDS_S = 3.0
 MOST_BACK_S = 10.0
-LEAST_IDLE = 0.3
 
 HEARTBEATS_PER_S = 1000.0
 """Of all nodes together: with more nodes than 250 each sends them less often, and a loss is found later."""

@@ -107,13 +107,13 @@ def _advance_phase(state: State, part: Part, phase: Phase, at: datetime) -> tupl
     run = part.runs.get(phase)
     if run is None:
         return _begin(state, part, phase, at)
-    if phase is Phase.PREPARE and has_work(state, part, phase):
+    prepares = phase is Phase.PREPARE and has_work(state, part, phase)
+    if prepares:
         after, effects = _continue_prepare(state, part, run, at)
         if after is not state:
             return after, effects
-    if run.outstanding:
-        return state, []
-    if phase is Phase.PREPARE and has_work(state, part, phase) and state.alive(unready(part)):
+    # The cheap question comes first: each reply of a node leads here.
+    if run.outstanding or (prepares and state.alive(unready(part))):
         return state, []
     if phase is Phase.RELEASE and awaits_save(part):
         if TimerName.SAVE in part.timers:

@@ -2,7 +2,7 @@
 
 Plain Python solves small problems, and a process that has only small problems never loads numba. The first larger
 problem loads numba, which takes about a second, and the compiled kernels, which ``cache_directory`` has once
-``prepare`` has compiled them there: that takes tens of seconds of a processor, for each version and kind of processor.
+``shared.planning.preparation`` has compiled them: that takes tens of seconds, for each version and kind of processor.
 No fault may wait for it, so until then plain Python solves all but the largest problems. Without numba (extra ``fast``)
 it solves those, too, 20 to 110 times slower (docs/planner.md).
 """

@@ -43,7 +43,7 @@ class Exits:
         self._args.exit_interval = number if exits else None
 
     def __enter__(self) -> None:
-        """Call ``train()``."""
+        """Have ``train()`` called inside, which may exit."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         """Keep the exit of ``train()`` for later, if it is the one that was decided."""

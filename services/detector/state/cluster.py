@@ -68,8 +68,7 @@ class DetectorState:
         listening_since: when the detector began to listen; after the bus was away, the end of the reconnect grace. Not
             in the log, as the next.
         echo_at: when its own message last arrived.
-        looks: whether ``look`` is under way.
-        seen: by task, what ``statuses`` has found since it began.
+        seen: by task, what ``statuses`` has found since ``look`` began; None while none is under way.
     """
 
     nodes: dict[str, MonitoredNode] = field(default_factory=dict)
@@ -94,8 +93,7 @@ class DetectorState:
     round_trips: Unlogged[RoundTrips] = field(default_factory=RoundTrips, compare=False, repr=False)
     listening_since: Unlogged[datetime] = LONG_AGO
     echo_at: Unlogged[datetime | None] = None
-    looks: Unlogged[bool] = False
-    seen: Unlogged[dict[str, dict[str, WorkerStatus]]] = field(default_factory=dict, compare=False, repr=False)
+    seen: Unlogged[dict[str, dict[str, WorkerStatus]] | None] = None
 
     def is_held_by_device(self, node: str) -> bool:
         """Return whether a node is left out because of a device."""
@@ -156,8 +154,8 @@ class DetectorState:
 
     def statuses(self, task: MonitoredTask) -> dict[str, WorkerStatus]:
         """Return the newest status of each member of a task that has one."""
-        if (known := self.seen.get(task.name)) is not None:
-            return known
+        if self.seen is not None and task.name in self.seen:
+            return self.seen[task.name]
         # A loop, and not a call for each member: every tick looks at all of them.
         nodes: dict[str, MonitoredNode] = self.nodes
         found: dict[str, WorkerStatus] = {}
@@ -167,19 +165,18 @@ class DetectorState:
                 status = node.heartbeat.statuses.get(worker)
                 if status is not None:
                     found[worker] = status
-        if self.looks:
+        if self.seen is not None:
             self.seen[task.name] = found
         return found
 
     @contextlib.contextmanager
     def look(self) -> Iterator[None]:
-        """Look at each task's members once meanwhile: no heartbeat comes, and no plan."""
-        self.looks = True
+        """Have ``statuses`` look at each task's members once: meanwhile no heartbeat comes, and no plan."""
+        self.seen = {}
         try:
             yield
         finally:
-            self.looks = False
-            self.seen.clear()
+            self.seen = None
 
     def lost_ranks(self, node: MonitoredNode) -> dict[str, LostRanks]:
         """Return the part of each task on a node, for the tasks that have one."""
