@@ -60,7 +60,8 @@ _SLOW_LABELS = {
 
 def explain(plan: PlanDecided) -> str:
     """Return the plan as text: its trigger, the change of each task, the objective, and the rejected alternatives."""
-    incident = f" (incident {plan.incident})" if plan.incident else ""
+    named = [plan.incident, *plan.beside] if plan.incident else []
+    incident = f" (incident{'s' * (len(named) > 1)} {', '.join(named)})" if named else ""
     trigger = f"{plan.trigger.value}, {_TRIGGERS[plan.trigger]}" if plan.trigger in _TRIGGERS else plan.trigger.value
     lines = [f"Plan {plan.plan} answers {trigger}{incident}: {_RESPONSES[plan.response]}."]
     if plan.supersedes:

@@ -181,6 +181,7 @@ def plan_summary(view: PlanView) -> PlanSummary:
         trigger=view.trigger,
         cause=view.cause,
         incident=view.incident,
+        beside=view.beside,
         response=view.response,
         state=view.state,
         supersedes=view.supersedes,

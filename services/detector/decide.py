@@ -23,6 +23,7 @@ from services.detector.progress import hangs, standstill
 from services.detector.state.cluster import Admitted, DetectorState
 from services.detector.state.node import MonitoredNode
 from services.detector.state.task import MonitoredTask
+from shared.events.union import Event
 from shared.messages.admission import Answer, Departure, DepartureAnswer
 from shared.messages.probes import Outcome
 from shared.messages.signals import RECONNECT_GRACE_S, DeviceFailed, Heartbeat, ProcessExited, RankRaised, Signal
@@ -239,8 +240,10 @@ def _judge_silence(decision: Decision) -> None:
     found = silence.judge(state, limits.silence, state.listening_since, decision.now)
     decision.others += found.questions
     decision.note(found.notes)
+    last = silence.event_id_of_loss(found.lost[-1].node) if found.lost else ""
     for lost in found.lost:
-        _lose(decision, lost.node, lost.reason, limit_s=lost.limit_s, **lost.details)
+        event = _lost(decision, lost.node, lost.reason, limit_s=lost.limit_s, **lost.details)
+        decision.add(event.model_copy(update={"answered_with": last}) if event.event_id != last else event)
 
 
 def _enter(decision: Decision, node: MonitoredNode | None, heartbeat: Heartbeat) -> bool:
@@ -260,7 +263,7 @@ def _enter(decision: Decision, node: MonitoredNode | None, heartbeat: Heartbeat)
         if not _clean(decision, node, heartbeat):
             return False
     elif node is not None and node.present:
-        _lose(decision, node, "a new incarnation of the agent")
+        decision.add(_lost(decision, node, "a new incarnation of the agent"))
     if not isolation.may_return(state, heartbeat.node, new_agent=not successor):
         return False
     return _join(decision, heartbeat, heartbeat.incarnation)
@@ -288,7 +291,8 @@ def _is_deaf(state: DetectorState, now: datetime) -> bool:
     return state.echo_at is None or (now - state.echo_at).total_seconds() > ECHO_TIMEOUT_S
 
 
-def _lose(decision: Decision, node: MonitoredNode, reason: str, **details: Any) -> None:
+def _lost(decision: Decision, node: MonitoredNode, reason: str, **details: Any) -> Event:
+    """Return the event of a lost node; of a node that is lost again and again it says so."""
     details = {"limit_s": decision.limits.node_timeout_s, **details}
     lost = silence.node_lost(decision.state, node, now=decision.now, reason=reason, **details)
-    decision.add(causes.escalate(decision.state, lost, decision.limits.escalation))
+    return causes.escalate(decision.state, lost, decision.limits.escalation)

@@ -271,7 +271,7 @@ def _error(state: DetectorState, event: ErrorDetected) -> None:
         _leave_out(state, event, event.node, evidence)
         for name, part in evidence.tasks.items():
             task = _task(state, name)
-            _await_answer(task, event.event_id)
+            _await_answer(task, event.answered_with or event.event_id)
             for worker in part.workers:
                 task.cover(worker, part.generation)
     if event.task is None:

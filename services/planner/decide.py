@@ -81,6 +81,7 @@ class _Draft:
         trigger: why the plan is made.
         response: the plan's response if it changes anything.
         incident: the incident that the plan answers.
+        beside: those of the losses that were found at the same moment.
         changes: what the plan does to each task.
         question: the state for which the solver is asked, and the reason in words; None: the solver is not asked.
         solved: the solver's answer.
@@ -91,6 +92,7 @@ class _Draft:
     trigger: Trigger
     response: Response = Response.RECONFIGURE
     incident: str | None = None
+    beside: tuple[str, ...] = ()
     changes: list[TaskChange] = field(default_factory=list)
     question: tuple[State, str] | None = None
     solved: Reconfiguration | None = None
@@ -161,7 +163,7 @@ def _draft(state: State, event: EventBase) -> _Draft | None:
         case NodeDraining():
             return _draining(state, event)
         case ErrorDetected():
-            return _error(state, event)
+            return _error(state, event) if event.answered_with is None else None
         case WorkerSlowed():
             return _slowed(state, event)
         case _:
@@ -289,7 +291,7 @@ def _paused(state: State, event: StateMoved) -> _Draft | None:
 
 
 def _error(state: State, event: ErrorDetected) -> _Draft:
-    draft = _Draft(Trigger.ERROR, incident=event.incident)
+    draft = _Draft(Trigger.ERROR, incident=event.incident, beside=state.beside)
     where = event.worker or event.node or event.task or "the cluster"
     what = f"{event.kind.value} of {where}"
     if event.severity is Severity.SEV1:
@@ -368,6 +370,7 @@ def _events(state: State, event: EventBase, at: datetime, draft: _Draft, *, dige
         trigger=draft.trigger,
         cause=event.event_id,
         incident=draft.incident,
+        beside=list(draft.beside),
         response=draft.response if changes else Response.NONE,
         supersedes=list(dict.fromkeys(unfinished)),
         changes=changes,

@@ -187,6 +187,8 @@ def _result_unwritten(state: State, event: TaskResultUnwritten, at: datetime) ->
 def _error(state: State, event: ErrorDetected, at: datetime) -> State:
     name = blamed_node(event)
     state = count_incident(state, event)
+    if event.answered_with is not None:
+        state = state.model_copy(update={"beside": (*state.beside, event.incident)})
     why = Evidence.read(event.evidence).needs_operator
     if why and (given_up := blamed_task(state, event)) is not None:
         state = state.with_changed(given_up.name, needs_operator=f"{event.kind.value}: {why}")

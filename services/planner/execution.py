@@ -21,7 +21,7 @@ ones are superseded before they form, never while many are."""
 def make_plan(state: State, event: PlanDecided, at: datetime) -> State:
     """Return the state once the plan is made: members, stages and waits of all tasks."""
     tables = remembered_tables(state.tables, event)
-    state = state.model_copy(update={"plans": state.plans + 1, "tables": tables})
+    state = state.model_copy(update={"plans": state.plans + 1, "tables": tables, "beside": ()})
     for change in event.changes:
         task = state.find(change.task)
         if task is not None:

@@ -114,7 +114,7 @@ def _plan_claims(
         answered: set[str] = set()
         for plan in sorted((by_id[name] for name in incident.plans if name in by_id), key=lambda p: p.position):
             for task, impact in plan.impacts.items():
-                if plan.incident != incident.id and task not in answered:
+                if incident.id not in (plan.incident, *plan.beside) and task not in answered:
                     continue  # another incident's plan counts only for tasks that this incident's plans changed
                 times = again.get(plan.cause, first)
                 is_first = task not in answered or times is not first

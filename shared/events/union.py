@@ -201,7 +201,8 @@ class ErrorDetected(ClusterEvent):
     ``occurred_at``: the best estimate of the time of the fault. ``detected_at``: when the detector found it.
     ``evidence``: details for the reader of an incident; decisions use only the part that ``shared.events.evidence``
     models. ``escalates``: id of the error event whose response has failed; ``repeats``: of the one before of the same
-    failure.
+    failure. ``answered_with``: of the last of the losses that were found at the same moment and logged together. The
+    plan that answers that one answers them all.
     """
 
     type: Literal["error.detected"] = "error.detected"
@@ -220,6 +221,7 @@ class ErrorDetected(ClusterEvent):
     evidence: dict[str, Any] = Field(default_factory=dict)
     escalates: str | None = None
     repeats: str | None = Field(default=None, exclude_if=lambda repeats: repeats is None)
+    answered_with: str | None = Field(default=None, exclude_if=lambda last: last is None)
 
 
 _LISTS = ("survivors", "failed", "release", "prepare")
@@ -235,8 +237,8 @@ OLDEST_DECIDER = 7
 class PlanDecided(ClusterEvent):
     """The planner's answer to a trigger, with everything that the decision used (docs/planner.md).
 
-    ``cause``: id of the event that triggered the plan. ``problem`` and ``solution`` are set where the solver was asked.
-    ``inputs_sha256``: digest of the problem's canonical JSON. ``supersedes``: the unfinished plans whose tasks this
+    ``cause``: id of the event that triggered the plan; ``beside``: the incidents of the errors that were found at the
+    same moment. ``problem`` and ``solution`` are set where the solver was asked. ``inputs_sha256``: digest of the problem's canonical JSON. ``supersedes``: the unfinished plans whose tasks this
     plan takes over. ``queued``: tasks that are left without workers, with the reason. ``decider``: number of the
     decision code that made the plan (``services.planner.decide.DECIDER``). ``tables``: throughput tables that the
     problem names, by digest, where no earlier plan has them (docs/log.md, "What a plan says once"). ``slow``: how slow
@@ -252,6 +254,7 @@ class PlanDecided(ClusterEvent):
     trigger: Trigger
     cause: str
     incident: str | None = None
+    beside: list[str] = Field(default_factory=list, exclude_if=lambda value: not value)
     response: Response
     supersedes: list[str] = Field(default_factory=list)
     changes: list[TaskChange]

@@ -234,12 +234,16 @@ class Incident(IncidentAmounts, IncidentFacts):
 
 
 class PlanSummary(BaseModel):
-    """A plan without the problem and the alternatives that it was decided from."""
+    """A plan without the problem and the alternatives that it was decided from.
+
+    ``incident``: of its cause; ``beside``: of the losses that were found at the same moment.
+    """
 
     id: str
     trigger: Trigger
     cause: str
     incident: str | None
+    beside: list[str]
     response: Response
     state: PlanState
     supersedes: list[str]

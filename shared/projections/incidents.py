@@ -94,11 +94,14 @@ def planned(views: Views, incident: str, event: PlanDecided, at: datetime) -> No
     tasks = [*view.tasks, *(name for name in views.plans[event.plan].impacts if name not in view.tasks)]
     changes: dict[str, Any] = {"plans": [*view.plans, event.plan], "tasks": tasks, **_GOES_ON}
     changes["planned_at"] = view.planned_at or at
-    if event.incident == incident:
+    if incident == event.incident or incident in event.beside:
         changes["response"] = event.response.value
         answered = {"plan": event.plan, "response": event.response.value}
         changes["attempts"] = [
-            one.model_copy(update=answered) if one.event == event.cause else one for one in view.attempts
+            one.model_copy(update=answered)
+            if one.event == event.cause or (incident in event.beside and not one.plan)
+            else one
+            for one in view.attempts
         ]
     if not view.failed_tasks:
         changes["other_answers"] = other_answers_to(view, [views.plans[name] for name in changes["plans"]])

@@ -34,6 +34,7 @@ def decided(views: Views, recorded: Recorded, event: PlanDecided) -> None:
         trigger=event.trigger,
         cause=event.cause,
         incident=event.incident,
+        beside=event.beside,
         incidents=answered,
         response=event.response,
         supersedes=event.supersedes,
@@ -83,8 +84,8 @@ def _gain_flop_per_s(event: PlanDecided) -> float | None:
 
 
 def _answered_incidents(views: Views, event: PlanDecided) -> list[str]:
-    """Return the plan's own incident and those that the superseded plans have not healed."""
-    answered = [event.incident] if event.incident else []
+    """Return the plan's own incidents and those that the superseded plans have not healed."""
+    answered = [event.incident, *event.beside] if event.incident else []
     for superseded in event.supersedes:
         if (old := views.plans.get(superseded)) is not None:
             answered += [i for i in old.incidents if i not in answered and _is_open(views, i)]
@@ -113,7 +114,7 @@ def _take_tasks(views: Views, event: PlanDecided, position: int, at: datetime) -
             change_impact(views, task.training_plan, change.task, until=at)
         views.tasks[change.task] = _planned_task(task, change, event)
         if event.trigger is Trigger.ERROR and event.incident is not None:
-            spans.begin_shortfall(views, impact, event.incident, position, at)
+            spans.begin_shortfalls(views, impact, [*event.beside, event.incident], position, at)
     return impacts
 
 

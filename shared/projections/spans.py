@@ -7,7 +7,7 @@ the node that the incident took is back (or gone for good).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -149,30 +149,39 @@ def _hardware(views: Views, task: TaskView) -> str:
     return node.hardware if node is not None else ""
 
 
-def begin_shortfall(views: Views, impact: Impact, incident: str, position: int, at: datetime) -> None:
-    """Note the workers that a plan takes from a task because of an incident."""
-    view, task = views.incidents.get(incident), views.tasks.get(impact.task)
-    gone = [worker for worker in impact.before if worker not in impact.after]
-    if view is None or task is None or not gone or len(impact.after) >= len(impact.before):
+def begin_shortfalls(views: Views, impact: Impact, incidents: Sequence[str], position: int, at: datetime) -> None:
+    """Note the workers that a plan takes from a task because of incidents.
+
+    Each has those of the node that it took, and lacks them until that node is back. The last one has the others, too,
+    which the task gives up with them.
+    """
+    known = [view for name in incidents if (view := views.incidents.get(name)) is not None]
+    task, after = views.tasks.get(impact.task), set(impact.after)
+    gone = [worker for worker in impact.before if worker not in after]
+    if task is None or not gone or len(impact.after) >= len(impact.before):
         return
     if task.state in ENDED or task.state is TaskState.STOPPING:
         return
-    key = begin(
-        views,
-        SpanKind.SHORTFALL,
-        impact.task,
-        position,
-        at,
-        task=impact.task,
-        incident=incident,
-        workers=gone,
-        before=len(impact.before),
-        after=len(impact.after),
-        weight=impact.weight,
-        flop_per_worker_s=impact.waf_flop_per_s / len(impact.before),
-    )
-    views.incidents[incident] = view.model_copy(update={"shortfalls": [*view.shortfalls, key]})
-    change_task(views, impact.task, shortfalls=[*task.shortfalls, key])
+    before, keys = len(impact.before), list(task.shortfalls)
+    for view in known:
+        is_last = view is known[-1]
+        taken = [worker for worker in gone if is_last or worker.rpartition("/")[0] == view.node]
+        if not taken:
+            continue
+        fields: dict[str, Any] = {
+            "task": impact.task,
+            "incident": view.id,
+            "workers": taken,
+            "before": before,
+            "after": len(impact.after) if is_last else max(len(impact.after), before - len(taken)),
+            "weight": impact.weight,
+            "flop_per_worker_s": impact.waf_flop_per_s / len(impact.before),
+        }
+        subject = impact.task if is_last else f"{impact.task}/{view.id}"
+        keys.append(key := begin(views, SpanKind.SHORTFALL, subject, position, at, **fields))
+        views.incidents[view.id] = view.model_copy(update={"shortfalls": [*view.shortfalls, key]})
+        gone, before = [worker for worker in gone if worker not in taken], before - len(taken)
+    change_task(views, impact.task, shortfalls=keys)
 
 
 def reweigh_shortfalls(views: Views, name: str, weight: float, recorded: Recorded) -> None:

@@ -248,7 +248,8 @@ class Impact(Model):
 class PlanView(Model):
     """A plan. The event itself, with the problem and the alternatives, stays in the log at ``position``.
 
-    ``incidents``: those that the plan answers, its own and the open ones of the plans that it supersedes.
+    ``incidents``: those that the plan answers: its own, those of losses at the same moment (``beside``), and the open
+    ones of the plans that it supersedes.
     ``outstanding``: tasks that the plan is not done with. ``impacts``: by task. ``queued``: why tasks wait, by task.
     ``since``: from when on it claims workers' time: when it was decided, or the first fault occurred that it is the
     first to answer for a task. ``detected_at``: when the last of its incidents was detected. ``solved``: whether the
@@ -262,6 +263,7 @@ class PlanView(Model):
     trigger: Trigger
     cause: str
     incident: str | None
+    beside: list[str] = Field(default_factory=list)
     incidents: list[str]
     response: Response
     supersedes: list[str]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,10 +25,10 @@ from shared.costs.report import incident_cost
 from shared.costs.settlement import PARTS, Amounts, add_worker_s, failure_worker_s, no_amounts
 from shared.costs.span_claims import held_worker_s
 from shared.events.plans import TaskChange, Trigger
-from shared.events.severities import ErrorKind
+from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import TaskFailed, TaskStopped, TaskSubmitted
 from shared.tasks.specification import TaskState
-from shared.views.documents import Impact
+from shared.views.documents import Impact, SpanKind
 from tests.api.kit import START, Story, cost_of, cost_report, spec, stage
 
 WORKERS = ["n0/0", "n0/1", "n1/0", "n1/1"]
@@ -366,3 +367,51 @@ def test_flop_of_a_task_that_goes_on_from_its_checkpoint_count_each_update_once(
     again = story.views().tasks["gpt"]
     assert again.update_flop == 2 * task.update_flop
     assert again.flop(50) == pytest.approx(60 * task.update_flop)
+
+
+def test_nodes_lost_together_have_one_plan_and_each_what_it_took(story: Story) -> None:
+    """The node that is back first ends what its own incident costs, and no other's."""
+    story.at(0).cluster()
+    workers = [f"n{node}/{slot}" for node in range(4) for slot in range(2)]
+    for name in ("n0", "n1", "n2", "n3"):
+        story.node(name)
+    story.at(1).submit()
+    begin = TaskChange(
+        task="gpt", reason="new", action="move", from_generation=0, prepare=workers, target=stage(1, workers)
+    )
+    story.at(2).plan("start", begin)
+    story.at(10).moved("start", "gpt", "restored", 1, step=1, complete=True)
+    story.at(20).progress("gpt", 11, 1.0, workers=8)
+    lost: dict[str, Any] = {"kind": ErrorKind.NODE_LOST, "severity": Severity.SEV1, "method": Method.NODE_HEALTH}
+    story.at(101).error("i2", 100, event_id="e2", node="n2", answered_with="e3", **lost)
+    story.error("i3", 100, event_id="e3", node="n3", **lost)
+    left = workers[:4]
+    change = TaskChange(
+        task="gpt",
+        reason="lost",
+        action="move",
+        from_generation=1,
+        survivors=left,
+        failed=workers[4:],
+        hold=True,
+        target=stage(2, left),
+    )
+    story.plan("p1", change, trigger=Trigger.ERROR, incident="i3", beside=["i2"])
+    story.at(104).moved("p1", "gpt", "restored", 2, step=92, incident="i3", complete=True)
+    views = story.views()
+    assert views.plans["p1"].incidents == ["i3", "i2"]
+    for incident in ("i2", "i3"):
+        found = views.incidents[incident]
+        assert (found.plans, found.response) == (["p1"], "reconfigure")
+        assert (found.planned_at, found.restored_at) == (story.time(101), story.time(104))
+    assert views.incidents["i2"].attempts[0].plan == "p1"
+    short = {span.incident: span for span in views.spans.values() if span.kind is SpanKind.SHORTFALL}
+    assert {incident: span.workers for incident, span in short.items()} == {"i2": workers[4:6], "i3": workers[6:]}
+    assert cost_of(views, story.time(150), "i2").lost_worker_s == pytest.approx(2 * 46)
+    assert cost_of(views, story.time(150), "i3").lost_worker_s == pytest.approx(2 * 46)
+    assert cost_report(views, story.time(150)).sum_check.ok
+    story.at(160).node("n2")
+    views = story.views()
+    assert views.incidents["i2"].shortfalls == []
+    assert len(views.incidents["i3"].shortfalls) == 1
+    assert cost_report(views, story.time(200)).sum_check.ok

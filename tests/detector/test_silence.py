@@ -14,7 +14,7 @@ from services.detector.state.progress_gaps import FIRST_STEPS, WARM_UP
 from shared.events.severities import ErrorKind
 from shared.events.union import ErrorDetected, TaskFailed, TaskFinished
 from shared.messages.probes import Outcome
-from tests.detector.kit import START, Cluster, at, restart_plan
+from tests.detector.kit import LIMITS, START, Cluster, at, restart_plan
 from tests.detector.world import SOON_S, TICK_S, TIMEOUT_S, World
 
 # ---- dead nodes
@@ -67,6 +67,43 @@ def test_many_dead_nodes_are_found_if_one_is_left_to_witness(nodes: int, dead: i
     assert found.keys() == world.off
     assert max(found.values()) <= SOON_S
     assert world.unreachable() == {}
+
+
+@pytest.mark.parametrize("how", ["off", "ended"])
+def test_nodes_that_fall_silent_together_are_logged_together_though_their_last_heartbeats_were_not(how: str) -> None:
+    world = World(8, phases=True)
+    setattr(world, how, {"n1", "n4", "n5", "n6"})
+    found = world.run_until_lost(10.0)
+    assert found.keys() == getattr(world, how)
+    assert len(set(found.values())) == 1
+    lost = [event for event in world.events if isinstance(event, ErrorDetected)]
+    last = lost[-1].event_id
+    assert [event.answered_with for event in lost] == [last, last, last, None]
+    # Nobody waits for a node that is silent for another reason, nor longer than one interval of heartbeats.
+    assert max(found.values()) <= SOON_S + LIMITS.heartbeat_interval_s
+
+
+def test_a_plan_for_the_last_of_several_losses_answers_them_all() -> None:
+    world = World(4)
+    world.off = {"n1", "n2"}
+    world.run_until_lost(10.0)
+    task = world.monitor.state.tasks["gpt"]
+    first, last = (event for event in world.events if isinstance(event, ErrorDetected))
+    assert task.unanswered == {last.event_id}
+    assert list(world.monitor.state.unanswered) == [first.event_id, last.event_id]
+    restart_plan("p2", last, world.cluster, "n1/0")
+    assert not world.monitor.state.unanswered
+    assert not task.unanswered
+
+
+def test_a_node_that_is_kept_though_it_is_silent_delays_no_loss() -> None:
+    world = World(4)
+    world.cut_control("n3")
+    world.run(3 * TIMEOUT_S)
+    assert set(world.unreachable()) == {"n3"}
+    world.off = {"n1"}
+    found = world.run_until_lost(10.0)
+    assert found["n1"] <= SOON_S
 
 
 @pytest.mark.parametrize("how", ["ended", "stopped"])

@@ -42,6 +42,7 @@ class World:
         late_s: by how much a witness's answers are late, seconds.
         status: what ranks report, beside the ordinary.
         of_node: what the rank of a node reports beside that.
+        phases: whether every other node sends its heartbeats half an interval later than the others.
     """
 
     nodes: int = 3
@@ -56,6 +57,7 @@ class World:
     late_s: dict[str, float] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
     of_node: dict[str, dict[str, Any]] = field(default_factory=dict)
+    phases: bool = False
     ticks: int = 0
     events: list[Any] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -132,10 +134,10 @@ class World:
     def _tick(self) -> None:
         self.ticks += 1
         silent = self.off | self.ended | self.stopped | self.unheard
-        if self.ticks % BEAT_TICKS == 0:
-            for name in self.names:
-                if name not in silent:
-                    self.beat(name)
+        for number, name in enumerate(self.names):
+            late = number % BEAT_TICKS if self.phases else 0
+            if (self.ticks + late) % BEAT_TICKS == 0 and name not in silent:
+                self.beat(name)
         due = [item for item in self.waiting if item[0] <= self.now_s]
         self.waiting = [item for item in self.waiting if item[0] > self.now_s]
         for _, question, outcomes in due:

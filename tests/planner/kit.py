@@ -318,6 +318,25 @@ class World:
     def lose(self, node: str) -> PlanDecided:
         return self.error(ErrorKind.NODE_LOST, node=node)
 
+    def lose_together(self, *nodes: str) -> list[PlanDecided | None]:
+        """Say of nodes that they are lost, as the detector does of those that fall silent at one moment."""
+        known = len(self.records)
+        events = [
+            ErrorDetected(
+                event_id=f"e{known + number}",
+                occurred_at=self.now,
+                incident=f"incident-{known + number}",
+                kind=ErrorKind.NODE_LOST,
+                severity=SEVERITY[ErrorKind.NODE_LOST],
+                method=Method.NODE_HEALTH,
+                detected_at=self.now,
+                node=node,
+                answered_with=f"e{known + len(nodes) - 1}" if number < len(nodes) - 1 else None,
+            )
+            for number, node in enumerate(nodes)
+        ]
+        return [self.log(event) for event in events]
+
     def moved(self, plan: PlanDecided, task: str, phase: str, generation: int, complete: bool = False) -> None:
         self.log(
             StateMoved(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from services.planner.decide import DECIDER
+from services.planner.replay.replay import Replayer, verify_records
 from shared.events.plans import Response
 from shared.events.severities import ErrorKind, Severity
 from shared.events.union import TaskStopped
@@ -105,6 +107,40 @@ def test_a_second_fault_during_the_restart_supersedes_the_plan() -> None:
     assert change.target is not None
     assert change.interrupted is not None
     assert (change.interrupted.generation, change.target.generation) == (4, 5)
+
+
+def test_nodes_that_are_lost_together_are_answered_by_one_plan() -> None:
+    world = running(nodes=4)
+    before = list(world.task().members)
+    known = len(world.records)
+    *earlier, plan = world.lose_together("n1", "n3", "n2")
+    assert earlier == [None, None]
+    assert plan is not None
+    assert (plan.cause, plan.incident) == (f"e{known + 2}", f"incident-{known + 2}")
+    assert plan.beside == [f"incident-{known}", f"incident-{known + 1}"]
+    change = change_of(plan)
+    assert workers(change.stages[-1]) == [worker for worker in before if worker.startswith("n0/")]
+    assert len(change.failed) == 6
+    assert world.state.beside == ()
+    world.complete(plan)
+    # What comes later is answered alone.
+    assert world.join("n1").beside == []
+    report = verify_records(world.records)
+    assert report.ok
+    assert report.verified == report.plans
+
+
+def test_a_plan_that_leaves_out_a_loss_found_at_the_same_moment_is_no_plan_of_this_log() -> None:
+    world = running(nodes=4)
+    *_, plan = world.lose_together("n1", "n2")
+    assert plan is not None
+    index = next(i for i, record in enumerate(world.records) if record.event.event_id == plan.event_id)
+    forged = plan.model_copy(update={"beside": []})
+    records = [*world.records]
+    records[index] = records[index].model_copy(update={"event": forged})
+    report = Replayer(records, decider=DECIDER + 1).verify()
+    (mismatch,) = report.mismatches
+    assert "beside its cause" in str(mismatch)
 
 
 def test_a_newcomer_holds_the_state_once_its_stage_is_known_to_have_formed() -> None:

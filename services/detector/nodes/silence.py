@@ -6,7 +6,7 @@ is. ``docs/detector.md`` has the table of rules; their order here is that of ``_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -124,7 +124,30 @@ def judge(state: DetectorState, limits: SilenceLimits, listening_since: datetime
             node.unreachable_since = node.heard_at or listening_since
             found.notes.append(f"node {name} is silent, and nothing shows that it is lost: its ranks are kept")
     _mark_cut_off(state, look, found)
+    if _waits_for_more(state, limits, look, found.lost):
+        found.lost = []
     return found
+
+
+def _waits_for_more(state: DetectorState, limits: SilenceLimits, look: _Now, lost: Sequence[Lost]) -> bool:
+    """Return whether further nodes may have been lost at the same moment as those that are known to be.
+
+    Nodes that share a switch or a power supply fall silent together, and each is found an interval of heartbeats after
+    its last one at the latest. One plan answers all that are logged together. Were they logged one by one, each plan
+    would take the place of the one before, and thousands of ranks would be asked anew each time. So nobody waits where
+    no other node is overdue, and for one interval at most.
+    """
+    if not lost:
+        state.losing_since = None
+        return False
+    state.losing_since = state.losing_since or look.at
+    if (look.at - state.losing_since).total_seconds() < limits.heartbeat_interval_s:
+        silent_s, known = look.silent_s[lost[0].node.name], {one.node.name for one in lost}
+        for name in look.limits.keys() - known:
+            if abs(look.silent_s[name] - silent_s) <= limits.earliest_s(state.nodes[name]):
+                return True
+    state.losing_since = None
+    return False
 
 
 def _mark_cut_off(state: DetectorState, look: _Now, found: Found) -> None:
@@ -335,6 +358,11 @@ def _waits(task: MonitoredTask) -> bool:
     return bool(task.unanswered) or task.change is not None or broken
 
 
+def event_id_of_loss(node: MonitoredNode) -> str:
+    """Return the id of the event that says that a node is lost, in its present time in the cluster."""
+    return derived_id(node.joined, SERVICE, "lost")
+
+
 def node_lost(
     state: DetectorState, node: MonitoredNode, *, now: datetime, reason: str, limit_s: float, **details: Any
 ) -> ErrorDetected:
@@ -342,7 +370,7 @@ def node_lost(
 
     Of a node that has not been heard since the detector began to listen nobody knows for how long it had been silent.
     """
-    event_id = derived_id(node.joined, SERVICE, "lost")
+    event_id = event_id_of_loss(node)
     silent_since = min(node.heard_at or state.listening_since, now)
     silent_s = (now - silent_since).total_seconds()
     heard = {"last_heartbeat_at": silent_since.isoformat(), "silence_s": silent_s}

@@ -62,6 +62,7 @@ class DetectorState:
         self_tests: the self-tests of isolated nodes, by node. Not in the log.
         watches: incidents whose observations are collected, by id. Not in the log.
         cut_off_since: since when no node is heard, and none is known to be lost. Not in the log.
+        losing_since: since when nodes are known to be lost that are not logged yet, since more may be. Not in the log.
         link_may_be_cut: no node on another machine than the detector's is heard, and some there are not known to be
             lost; or no node at all is. Not in the log.
         standstills: by task, of those that seem to stand still. Not in the log.
@@ -87,6 +88,7 @@ class DetectorState:
     self_tests: Unlogged[dict[str, SelfTestState]] = field(default_factory=dict, compare=False)
     watches: Unlogged[dict[str, IncidentWatch]] = field(default_factory=dict, compare=False)
     cut_off_since: datetime | None = None
+    losing_since: Unlogged[datetime | None] = None
     link_may_be_cut: bool = False
     standstills: Unlogged[dict[str, Standstill]] = field(default_factory=dict)
     slowed: dict[str, float] = field(default_factory=dict)

@@ -71,7 +71,13 @@ TRIGGERS: dict[type[EventBase], Trigger] = {
 
 def may_be_answered(event: EventBase) -> bool:
     """Return whether a planner of any decider may answer an event."""
-    return type(event) in TRIGGERS and (not isinstance(event, StateMoved) or event.phase == "ended")
+    match event:
+        case StateMoved():
+            return event.phase == "ended"
+        case ErrorDetected():
+            return event.answered_with is None
+        case _:
+            return type(event) in TRIGGERS
 
 
 def answer_problems(before: State, cause: Recorded, answer: Sequence[Event], after: State, solve: Solve) -> list[str]:
@@ -127,6 +133,8 @@ def _identity(before: State, cause: Recorded, plan: PlanDecided) -> Iterator[str
         yield f"it is named {plan.plan}, the plan number {before.plans + 1}"
     if plan.incident != (event.incident if isinstance(event, ErrorDetected) else None):
         yield f"its incident is {plan.incident}, not that of its cause"
+    if tuple(plan.beside) != (before.beside if isinstance(event, ErrorDetected) else ()):
+        yield f"it answers {plan.beside} beside its cause; logged with that were {list(before.beside)}"
     if (plan.response is Response.NONE) != (not plan.changes):
         yield f"its response is {plan.response}, with {len(plan.changes)} changes"
     names = [change.task for change in plan.changes]

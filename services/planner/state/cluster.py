@@ -268,6 +268,7 @@ class State(Model):
         ended: settled tasks as JSON, by name; ``find`` reads one.
         ended_corrections: their general corrections, by kind of hardware.
         plans: number of plans made.
+        beside: incidents of losses that the plan for the last of them is to answer too.
         losses: number of node failures, without those that a user asked for.
         node_s: seconds that nodes were usable, up to their loss.
         injected: when a user last asked for a fault on each node.
@@ -285,6 +286,7 @@ class State(Model):
     ended: dict[str, str] = Field(default_factory=dict)
     ended_corrections: dict[str, Corrections] = Field(default_factory=dict)
     plans: int = 0
+    beside: tuple[str, ...] = ()
     losses: int = 0
     node_s: float = 0.0
     injected: dict[str, datetime] = Field(default_factory=dict)
