@@ -1,14 +1,17 @@
 """Runs of workers: a list of worker ids as short text, for the plans of the log.
 
     n0000/0-7,n0001/0-3,n0002/5
+    n[0000-2047]/0-7
 
-Workers of one node whose slots follow one another are a run. The order is kept, since the order of a stage's members is
+Workers of one node whose slots follow one another are a run. In messages, neighbours by their numbers that have the same
+slots are one run, too (as in Slurm's host lists); the log names each node. The order is kept, since the order of a stage's members is
 that of their ranks. A list that such a text would not give back (slots that are no numbers) stays a list, so both forms
 are read. The plan of a large cluster names thousands of workers, most of them whole nodes in order.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Protocol
@@ -17,8 +20,18 @@ MAX_RUN = 65_536
 """Most workers of one run: more than any node has. A damaged log must not fill the memory."""
 
 
-def runs_of(workers: Sequence[str]) -> str | None:
-    """Return the workers as text; None if the text would not say exactly these workers."""
+MAX_DIGITS = 9
+"""Most digits of a node's number that count as one."""
+
+_NUMBERED = re.compile(rf"(.*?)(\d{{1,{MAX_DIGITS}}})", re.ASCII | re.DOTALL)
+_NODES = re.compile(rf"([^\[]*)\[(\d{{1,{MAX_DIGITS}}})-(\d{{1,{MAX_DIGITS}}})\]/(\d+)(?:-(\d+))?", re.ASCII)
+
+
+def runs_of(workers: Sequence[str], *, over_nodes: bool = False) -> str | None:
+    """Return the workers as text; None if the text would not say exactly these workers.
+
+    ``over_nodes``: whether neighbours with the same slots are one run.
+    """
     runs: list[str] = []
     first = last = following = ""
     for worker in workers:
@@ -31,7 +44,39 @@ def runs_of(workers: Sequence[str]) -> str | None:
             return None
     if first:
         runs.append(_run(first, last))
-    return ",".join(runs)
+    return ",".join(_over_nodes(runs) if over_nodes else runs)
+
+
+def _over_nodes(runs: Sequence[str]) -> list[str]:
+    """Return the runs, those of neighbours with the same slots as one."""
+    found: list[str] = []
+    first = last = following = ""
+    for run in [*runs, ""]:
+        if run != following or not run:
+            if first:
+                found.append(first if first == last else _run_over_nodes(first, last))
+            first = run
+        last, following = run, _same_of_next_node(run)
+    return found
+
+
+def _same_of_next_node(run: str) -> str:
+    """Return the run with the same slots of the node behind by its number; empty if the node has none."""
+    node, _, slots = run.rpartition("/")
+    found = _NUMBERED.fullmatch(node)
+    if found is None:
+        return ""
+    prefix, number = found.groups()
+    following = f"{int(number) + 1:0{len(number)}d}"
+    return f"{prefix}{following}/{slots}" if len(following) <= MAX_DIGITS else ""
+
+
+def _run_over_nodes(first: str, last: str) -> str:
+    node, _, slots = first.rpartition("/")
+    found = _NUMBERED.fullmatch(node)
+    assert found is not None
+    prefix, number = found.groups()
+    return f"{prefix}[{number}-{last.rpartition('/')[0][len(prefix) :]}]/{slots}"
 
 
 def _run(first: str, last: str) -> str:
@@ -42,7 +87,7 @@ def _run(first: str, last: str) -> str:
 def _following(worker: str) -> str:
     """Return the worker in the next slot of the same node; empty if a text of runs cannot have this worker."""
     node, _, slot = worker.rpartition("/")
-    if not node or "," in node or not slot.isdecimal() or str(int(slot)) != slot:
+    if not node or "," in node or "[" in node or not slot.isdecimal() or str(int(slot)) != slot:
         return ""
     return f"{node}/{int(slot) + 1}"
 
@@ -62,11 +107,25 @@ def workers_of(runs: str) -> list[str]:
         if len(found) > MAX_WORKERS:
             raise ValueError(f"more than {MAX_WORKERS} workers")
         node, _, slots = run.rpartition("/")
-        if node and slots.isdecimal():
+        if "[" in run:
+            found += _of_nodes(run)
+        elif node and slots.isdecimal():
             found.append(run)
         else:
             found += _workers(run, node, slots)
     return found
+
+
+def _of_nodes(run: str) -> list[str]:
+    """Return the workers of a run over several nodes."""
+    found = _NODES.fullmatch(run)
+    if found is None:
+        raise ValueError(f"{run!r} is not <name>[<first>-<last>]/<slots>")
+    prefix, first, last, slot, last_slot = found.groups()
+    nodes, slots = range(int(first), int(last) + 1), range(int(slot), int(last_slot or slot) + 1)
+    if not 0 < len(slots) <= MAX_RUN or not 0 < len(nodes) * len(slots) <= MAX_WORKERS:
+        raise ValueError(f"{run!r} has {len(nodes)} nodes with {len(slots)} workers; allowed are {MAX_WORKERS} in all")
+    return [f"{prefix}{node:0{len(first)}d}/{slot}" for node in nodes for slot in slots]
 
 
 def _workers(run: str, node: str, slots: str) -> list[str]:
@@ -114,13 +173,17 @@ class _Member(Protocol):
         """Where it has its state from."""
 
 
-def short_members(members: Sequence[_Member]) -> list[dict[str, Any]]:
+def short_members(members: Sequence[_Member], *, over_nodes: bool = False) -> list[dict[str, Any]]:
     """Return the members of a stage as groups of neighbours that have their state from the same source.
 
     A member's rank is its place, and its node that of its worker; other members are written one by one.
+    ``over_nodes``: as of ``runs_of``.
     """
     neighbours = groupby(members, key=lambda member: member.source)
-    groups = [{"source": source, "workers": runs_of([m.worker for m in group])} for source, group in neighbours]
+    groups = [
+        {"source": source, "workers": runs_of([m.worker for m in group], over_nodes=over_nodes)}
+        for source, group in neighbours
+    ]
     if all(group["workers"] for group in groups) and _are_in_order(members):
         return groups
     return [{"rank": m.rank, "worker": m.worker, "node": m.node, "source": m.source} for m in members]

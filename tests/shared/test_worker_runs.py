@@ -46,6 +46,41 @@ def test_neighbours_on_a_node_are_a_run_and_the_order_is_kept(workers: list[str]
         assert workers_of(text) == workers
 
 
+@pytest.mark.parametrize(
+    ("nodes", "slots", "text"),
+    [
+        ([f"n{number:04d}" for number in range(2048)], 8, "n[0000-2047]/0-7"),
+        (["n8", "n9", "n10", "n12"], 1, "n[8-10]/0,n12/0"),
+        (["n08", "n09", "n10"], 2, "n[08-10]/0-1"),
+        (["n8", "n09"], 1, "n8/0,n09/0"),
+        (["n999999998", "n999999999", "n1000000000"], 1, "n[999999998-999999999]/0,n1000000000/0"),
+        (["a1", "b2", "b1"], 1, "a1/0,b2/0,b1/0"),
+        (["a", "b"], 1, "a/0,b/0"),
+    ],
+)
+def test_neighbours_by_their_numbers_with_the_same_slots_are_a_run(nodes: list[str], slots: int, text: str) -> None:
+    workers = [f"{node}/{slot}" for node in nodes for slot in range(slots)]
+    assert runs_of(workers, over_nodes=True) == text
+    assert workers_of(text) == workers
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(st.builds("{}{}/{}".format, st.sampled_from(["n", "n0", "a[1"]), st.integers(0, 12), st.integers(0, 2))))
+def test_any_neighbours_are_read_back(workers: list[str]) -> None:
+    text = runs_of(workers, over_nodes=True)
+    assert (text is None) == any("[" in worker for worker in workers)
+    if text is not None:
+        assert workers_of(text) == workers
+
+
+@pytest.mark.parametrize(
+    "text", ["n[0-3]", "n[3-0]/0", "n[0-a]/0", "n[0-3/0", "n[0-3]/x", "n[0-3]/4-2", "n[0-999999]/0-7", "[[0-1]/0"]
+)
+def test_a_run_over_nodes_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not|allowed are"):
+        workers_of(text)
+
+
 @settings(derandomize=True, deadline=None)
 @given(ANY)
 def test_any_list_of_workers_is_read_back(workers: list[str]) -> None:
