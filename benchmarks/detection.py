@@ -72,7 +72,13 @@ async def killed(lab: Lab, measures: Measures, ranks: int, fault: str, kind: str
         await lab.forget()
         struck = await lab.strike(fault, number % ranks)
         error = await lab.event(f"{kind} of rank {struck.rank}", partial(is_error, struck, kind))
-        measures.add(unix_s(error["recorded_at"]) - struck.at_s, right=error["event"]["rank"] == struck.rank)
+        event = error["event"]
+        measures.add(
+            unix_s(error["recorded_at"]) - struck.at_s,
+            right=event["rank"] == struck.rank,
+            noticed_s=round(unix_s(event["occurred_at"]) - struck.at_s, 4),
+            detected_s=round(unix_s(event["detected_at"]) - struck.at_s, 4),
+        )
         await lab.healed(error)
 
 

@@ -131,7 +131,11 @@ class Lab:
     async def _announced(self, asked: Record, task: str) -> Struck | None:
         folder = self.stack.run_dir / "tasks" / task / "output"
         for path in folder.glob(f"*-{asked['worker'].replace('/', '-')}.log"):
-            for fault_id, step, at in _ANNOUNCED.findall(path.read_text(errors="replace")):
+            try:
+                text = path.read_text(errors="replace")
+            except FileNotFoundError:  # the agent keeps the newest files of a worker
+                continue
+            for fault_id, step, at in _ANNOUNCED.findall(text):
                 if fault_id == asked["id"]:
                     return Struck(fault_id, asked["worker"], asked["node"], asked["rank"], int(step), float(at))
         return None

@@ -79,7 +79,8 @@ class Measures:
             report.line("seconds", name=self.name, **both)
         late = [found for found in self.details if found["value"] > self.bound]
         if late:
-            report.line("late", name=self.name, found=late[:5])
+            worst = sorted(late, key=lambda found: -found["value"])
+            report.line("late", name=self.name, n=len(late), found=worst[:5])
         if self.wrong or self.reason:
             wrong = [found for found in self.details if not found["right"]]
             report.line("wrong", name=self.name, reason=self.reason, found=wrong[:5])
