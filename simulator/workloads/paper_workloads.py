@@ -1,4 +1,4 @@
-"""Workloads by name: the traces of the Unicron paper's evaluation, and real spot traces, each with its tasks."""
+"""Workloads by name: the traces of the Unicron paper's evaluation, and real ones, each with its tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.tasks.specification import TaskSpec
 from simulator.workloads import generators
 from simulator.workloads.paper_tasks import DEFAULT_CASE, outlasting, task, tasks_for
 from simulator.workloads.trace import Trace
-from simulator.workloads.trace_files import parse_spot_trace
+from simulator.workloads.trace_files import parse_spot_trace, parse_trace
 from simulator.workloads.workload import Workload
 
 HARDWARE = "a800-80"
@@ -23,10 +23,15 @@ SPOT_SOURCE = (
     "Bamboo (Thorpe et al., NSDI 2023), instances of a spot pool on a public cloud, repository uclasystem/bamboo, MIT"
 )
 
-NAMES = ("trace-a", "trace-b", "fig3", "spot-p3", "spot-g4dn", "short-outages")
+INFINITEHBD_SOURCE = (
+    "InfiniteHBD-Trace (repository stepfun-ai/InfiniteHBD-Trace, Apache-2.0): the faults of the 400 nodes of a training "
+    "cluster in 349 days"
+)
+
+NAMES = ("trace-a", "trace-b", "fig3", "spot-p3", "spot-g4dn", "short-outages", "infinitehbd")
 """Workloads that ``workload`` knows."""
 
-REAL = ("spot-p3", "spot-g4dn")
+REAL = ("spot-p3", "spot-g4dn", "infinitehbd")
 """Those that are the same for every seed. Their traces have no lighter failures, so their runs draw nothing either."""
 
 
@@ -35,11 +40,12 @@ def workload(name: str, seed: int = 0, case: int = DEFAULT_CASE, *, nodes: int =
 
     ``trace-a``, ``trace-b``, ``short-outages``: the paper's cluster with six tasks of a case of table 3; ``fig3``:
     GPT-3 7B on 64 GPUs; ``spot-p3``, ``spot-g4dn``: what happened to the instances of a spot pool, here to nodes of 8
-    A800 with six tasks. No task ends within the horizon.
+    A800 with six tasks; ``infinitehbd``: what happened to 400 nodes of a training cluster, with 64 tasks. No task ends
+    within the horizon.
 
     Args:
         name: one of ``NAMES``.
-        seed: of the generator; the spot traces are as they were, whatever the seed.
+        seed: of the generator; the real traces are as they were, whatever the seed.
         case: of the paper's table 3.
         nodes: of ``trace-a``, which keeps its rates per node; the others have the paper's.
 
@@ -53,6 +59,7 @@ def workload(name: str, seed: int = 0, case: int = DEFAULT_CASE, *, nodes: int =
         "spot-p3": lambda: spot("p3"),
         "spot-g4dn": lambda: spot("g4dn"),
         "short-outages": lambda: generators.short_outages(seed),
+        "infinitehbd": infinitehbd,
     }
     if name not in made:
         problem = f"must be one of {', '.join(NAMES)}"
@@ -81,6 +88,12 @@ def spot(kind: str) -> Trace:
     """Return the real trace of a spot pool, ``p3`` or ``g4dn``; no two nodes of it have the same name."""
     text = files("simulator").joinpath(f"data/bamboo_spot/{kind}-trace.csv").read_text(encoding="utf-8")
     return parse_spot_trace(text, name=f"spot-{kind}", source=SPOT_SOURCE)
+
+
+def infinitehbd() -> Trace:
+    """Return the faults of a cluster of 400 nodes in 349 days; each takes its node until it is repaired."""
+    text = files("simulator").joinpath("data/infinitehbd/faults.csv").read_text(encoding="utf-8")
+    return parse_trace(text, name="infinitehbd", source=INFINITEHBD_SOURCE)
 
 
 def _most_present(trace: Trace) -> int:

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shared.errors import InvalidInput, NotFound
-from simulator.workloads.paper_workloads import NAMES, spot, workload
+from simulator.workloads.paper_workloads import NAMES, infinitehbd, spot, workload
 from simulator.workloads.random_workloads import random_workload
 from simulator.workloads.trace import Change, Occurrence, Trace
 from simulator.workloads.trace_files import LIGHTER, parse_spot_trace, parse_trace, read_trace, write_trace
@@ -157,3 +157,14 @@ def test_files_of_both_formats(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidInput, match="cannot be read as text"):
         read_trace(tmp_path / "binary")
+
+
+def test_the_faults_of_a_training_cluster() -> None:
+    """Counted in the source: 584 faults on 231 nodes, of which two began within another one of their node."""
+    trace = infinitehbd()
+    lost = [each for each in trace.occurrences if each.change == "down"]
+    assert (trace.present, len(trace.nodes), trace.horizon_s) == (400, 400, 349 * 86_400.0)
+    assert (len(lost), len({each.node for each in lost})) == (582, 231)
+    assert sum("DBE" in each.kind for each in lost) == 60
+    away_s = sum(each.at_s * (1 if each.change == "up" else -1) for each in trace.occurrences)
+    assert away_s / trace.horizon_s == pytest.approx(9.26, abs=0.01)  # nodes, on average
