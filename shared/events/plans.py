@@ -319,7 +319,10 @@ class Stage(Model):
     @cached_property
     def short(self) -> dict[str, Any]:
         """The stage as JSON values, its members as runs (``shared.events.worker_runs``), which the model reads."""
-        return {**self.model_dump(mode="json", exclude={"members"}), "members": short_members(self.members, over_nodes=True)}
+        return {
+            **self.model_dump(mode="json", exclude={"members"}),
+            "members": short_members(self.members, over_nodes=True),
+        }
 
 
 class TaskChange(Model):

@@ -237,13 +237,14 @@ OLDEST_DECIDER = 7
 class PlanDecided(ClusterEvent):
     """The planner's answer to a trigger, with everything that the decision used (docs/planner.md).
 
-    ``cause``: id of the event that triggered the plan; ``beside``: the incidents of the errors that were found at the
-    same moment. ``problem`` and ``solution`` are set where the solver was asked. ``inputs_sha256``: digest of the problem's canonical JSON. ``supersedes``: the unfinished plans whose tasks this
-    plan takes over. ``queued``: tasks that are left without workers, with the reason. ``decider``: number of the
-    decision code that made the plan (``services.planner.decide.DECIDER``). ``tables``: throughput tables that the
-    problem names, by digest, where no earlier plan has them (docs/log.md, "What a plan says once"). ``slow``: how slow
-    workers are used, where there are some. ``checkpoint_every_s``: of each task that has workers once the plan is
-    carried out, the time between two checkpoints that loses the least at the measured rate of losses
+    ``cause``: id of the event that triggered the plan; ``beside``: the incidents of the errors that were found at
+    the same moment. ``problem`` and ``solution`` are set where the solver was asked. ``inputs_sha256``: digest of
+    the problem's canonical JSON. ``supersedes``: the unfinished plans whose tasks this plan takes over. ``queued``:
+    tasks that are left without workers, with the reason. ``decider``: number of the decision code that made the
+    plan (``services.planner.decide.DECIDER``). ``tables``: throughput tables that the problem names, by digest,
+    where no earlier plan has them (docs/log.md, "What a plan says once"). ``slow``: how slow workers are used,
+    where there are some. ``checkpoint_every_s``: of each task that has workers once the plan is carried out, the
+    time between two checkpoints that loses the least at the measured rate of losses
     (``shared.planning.checkpoint_interval``); where the solver was asked.
     """
 

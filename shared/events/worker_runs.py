@@ -3,10 +3,11 @@
     n0000/0-7,n0001/0-3,n0002/5
     n[0000-2047]/0-7
 
-Workers of one node whose slots follow one another are a run. In messages, neighbours by their numbers that have the same
-slots are one run, too (as in Slurm's host lists); the log names each node. The order is kept, since the order of a stage's members is
-that of their ranks. A list that such a text would not give back (slots that are no numbers) stays a list, so both forms
-are read. The plan of a large cluster names thousands of workers, most of them whole nodes in order.
+Workers of one node whose slots follow one another are a run. In messages, neighbours by their numbers that have the
+same slots are one run, too (as in Slurm's host lists); the log names each node. The order is kept, since the order of
+a stage's members is that of their ranks. A list that such a text would not give back (slots that are no numbers)
+stays a list, so both forms are read. The plan of a large cluster names thousands of workers, most of them whole nodes
+in order.
 """
 
 from __future__ import annotations

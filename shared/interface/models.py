@@ -161,6 +161,24 @@ class Attempt(BaseModel):
     spec: TaskSpec
 
 
+class ProgressPoint(BaseModel):
+    """How far a task was. ``step``: updates applied. ``step_s``: median of recent steps; 0: none was timed."""
+
+    at: Time
+    step: int
+    generation: int
+    workers: int
+    step_s: float
+    loss: float | None
+
+
+class TaskProgress(BaseModel):
+    """How a submission of a task's name has trained, thinned out. ``points``: in their order."""
+
+    attempt: int
+    points: list[ProgressPoint]
+
+
 class Note(BaseModel):
     """What a user has written about an incident. ``by``: ``uid/<uid>`` or ``token/<name>``."""
 

@@ -36,7 +36,7 @@ from shared.log.chain import row_hash as row_hash
 from shared.log.driver_errors import database_errors
 from shared.log.group import GroupCommit
 from shared.log.guards import lacking_guards
-from shared.log.reading import BATCH, every_row, page
+from shared.log.reading import BATCH, every_row, page, sampled
 from shared.log.scan import Row, Scan, record_of, utc_text
 from shared.log.schema import TABLE, Database, StoredRow, checkpoint, sqlite_path
 from shared.log.unreadable import Skipped, unreadable
@@ -179,6 +179,16 @@ class EventLog:
             with database_errors(self._what):
                 rows += page(self._database, max(after, self.base.position), limit - len(rows), types)
         return rows
+
+    def sampled(self, stream: str, number: int, *, after: int, before: int | None = None) -> list[Recorded]:
+        """Return records of a stream between two positions, at most ``number``, evenly spread; none of archived ones.
+
+        Raises:
+            Corrupt, NewerVersion: as ``read``.
+        """
+        with database_errors(self._what):
+            rows = sampled(self._database, stream, number, max(after, self.base.position), before)
+        return list(map(recorded, rows))
 
     def read_all(self) -> Iterator[Recorded]:
         """Yield every record in order, a page at a time; records appended meanwhile are among them.

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from shared.log.schema import COLUMNS, TABLE, Database, StoredRow, stored_row, text_of
 
@@ -81,4 +81,24 @@ def page(database: Database, after: int, limit: int, types: Sequence[str]) -> li
     if types:
         query = query.where(TABLE.c.type.in_(types))
     with database.engine.connect() as connection:
+        return list(map(stored_row, connection.execute(query)))
+
+
+def sampled(database: Database, stream: str, number: int, after: int, before: int | None) -> list[StoredRow]:
+    """Return rows of a stream between two positions, at most ``number``, evenly spread, the first and the last too.
+
+    Raises:
+        DBAPIError: as ``every_row``.
+    """
+    within = [TABLE.c.stream == stream, TABLE.c.position > after]
+    if before is not None:
+        within.append(TABLE.c.position < before)
+    version = TABLE.c.stream_version
+    with database.engine.connect() as connection:
+        first, last = connection.execute(select(func.min(version), func.max(version)).where(*within)).one()
+        if first is None:
+            return []
+        steps = max(1, number - 1)
+        chosen = sorted({first + (last - first) * index // steps for index in range(number)})
+        query = select(TABLE).where(TABLE.c.stream == stream, version.in_(chosen)).order_by(version)
         return list(map(stored_row, connection.execute(query)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -254,6 +255,28 @@ async def test_every_submission_of_a_name_is_kept(api: Server) -> None:
     rest = (await api.http.get(f"{TASK}/attempts", params={"limit": 2, "cursor": 2})).json()
     assert (rest["items"], rest["next_cursor"]) == ([third], None)
     refused(await api.http.get("/v1/tasks/other/attempts"), 404, "not-found")
+
+
+async def test_the_course_of_a_submission_is_thinned_out_and_ends_with_what_came_last(api: Server) -> None:
+    await submitted(api)
+    for step in range(1, 31):
+        await api.append(
+            TaskProgressed, task="gpt", generation=1, step=step, workers=4, step_s=0.5, loss=5.0 - step / 10
+        )
+    await ended(api, TaskStopped)
+    await submitted(api)
+    await api.append(TaskProgressed, task="gpt", generation=2, step=41, workers=2, step_s=1.0, loss=None)
+    first = (await api.http.get(f"{TASK}/progress", params={"attempt": 1})).json()
+    assert [point["step"] for point in first["points"]] == list(range(1, 31))
+    assert first["points"][2].items() >= {"generation": 1, "workers": 4, "step_s": 0.5, "loss": 4.7}.items()
+    few = (await api.http.get(f"{TASK}/progress", params={"attempt": 1, "points": 5})).json()["points"]
+    steps = [point["step"] for point in few]
+    assert 3 <= len(steps) <= 5
+    assert steps == sorted(steps)
+    assert max(later - earlier for earlier, later in pairwise(steps)) <= 12
+    present = (await api.http.get(f"{TASK}/progress")).json()
+    assert (present["attempt"], [point["step"] for point in present["points"]]) == (2, [41])
+    refused(await api.http.get(f"{TASK}/progress", params={"attempt": 3}), 404, "not-found")
 
 
 async def test_an_answer_is_as_new_as_asked_for(api: Server) -> None:

@@ -113,9 +113,9 @@ class Browser:
         if message.type in ("error", "warning"):
             self.errors.append(message.text)
 
-    async def open(self, connection: str = "● live") -> None:
-        """Open the page, and wait until it follows the log; ``connection``: what it then says of its connection."""
-        await self.page.goto(self.url)
+    async def open(self, connection: str = "● live", path: str = "") -> None:
+        """Open a page, and wait until it follows the log; ``connection``: what it then says of its connection."""
+        await self.page.goto(self.url + path)
         await self.shows("#connection:not(.trouble)", connection)
 
     async def shows(self, selector: str, text: str) -> None:

@@ -65,7 +65,9 @@ def test_neighbours_by_their_numbers_with_the_same_slots_are_a_run(nodes: list[s
 
 
 @settings(derandomize=True, deadline=None)
-@given(st.lists(st.builds("{}{}/{}".format, st.sampled_from(["n", "n0", "a[1"]), st.integers(0, 12), st.integers(0, 2))))
+@given(
+    st.lists(st.builds("{}{}/{}".format, st.sampled_from(["n", "n0", "a[1"]), st.integers(0, 12), st.integers(0, 2)))
+)
 def test_any_neighbours_are_read_back(workers: list[str]) -> None:
     text = runs_of(workers, over_nodes=True)
     assert (text is None) == any("[" in worker for worker in workers)

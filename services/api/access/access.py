@@ -34,6 +34,9 @@ PAGE = "/page/"
 """What the paths of the live page's files begin with (``services.api.routers.page``). They are the same for everybody;
 what they show is asked for with credentials."""
 
+TASK_PAGE = "/tasks/"
+"""What the paths of the pages of tasks begin with: the same document as ``/``, whatever the rest is."""
+
 LINKS = "/open/"
 """What the paths of links begin with, whose credential is the rest of the path (``services.api.routers.browser``)."""
 
@@ -69,6 +72,16 @@ class Actor:
         """
         if not self.scope.includes(scope):
             raise Forbidden(f"{self.name} has the scope {self.scope.value!r}; this needs {scope.value!r}")
+
+    def require_to_read_output(self, owner: str, task: str) -> None:
+        """Refuse what a task has printed, which may say anything, to all but its owner and operators.
+
+        Raises:
+            Forbidden: the task is not the actor's, and the actor may not operate.
+        """
+        if owner != self.name and not self.scope.includes(Scope.OPERATE):
+            whose = owner or "nobody"
+            raise Forbidden(f"task {task!r} belongs to {whose}; its output is for them, and for the scope 'operate'")
 
     def require_own(self, owner: str, what: str) -> None:
         """Refuse a change of what belongs to somebody else.
@@ -141,7 +154,7 @@ class Access:
         """Pass the request on with its actor, or refuse it."""
         if scope["type"] == "http" and scope["path"] not in OPEN:
             try:
-                if scope["path"] == "/" or scope["path"].startswith((PAGE, LINKS)):
+                if scope["path"] == "/" or scope["path"].startswith((PAGE, TASK_PAGE, LINKS)):
                     self._count(scope)
                 else:
                     scope.setdefault("state", {})["actor"] = self._admitted(scope)

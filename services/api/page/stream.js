@@ -14,7 +14,7 @@ export function pauseMs(failures) {
 }
 
 /** Read a stream up to its end, line by line. `postpone`: called with whatever comes. */
-async function readLines(answer, postpone, onLine) {
+export async function readLines(answer, postpone, onLine) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {

@@ -6,6 +6,7 @@ import { badge, letter } from "./colours.js";
 import { byId, element, keyed, setText, showActions, tableRow } from "./dom.js";
 import { isOpen } from "./incidents.js";
 import { reference } from "./links.js";
+import { taskAddress, taskName } from "./place.js";
 import { mayChange } from "./rights.js";
 import { clock, duration, si } from "./text.js";
 
@@ -105,7 +106,7 @@ function troubles(task) {
 
 function makeRow(task) {
   const row = tableRow(CELLS, { heading: true });
-  row.firstChild.append(badge(task.name), task.name);
+  row.firstChild.append(badge(task.name), taskName === null ? element("a", { href: taskAddress(task.name) }, task.name) : task.name);
   row.children[1].append(element("span", { class: "state" }), element("div"), element("div"));
   return row;
 }

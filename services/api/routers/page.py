@@ -1,4 +1,7 @@
-"""``/``: the live page, and its files below ``/page/``. They need no credentials: what they show does."""
+"""``/`` and ``/tasks/{name}``: the live page and that of a task, and their files below ``/page/``.
+
+They need no credentials: what they show does.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,12 @@ KnownTags = Annotated[str | None, Header(alias="If-None-Match")]
 @router.get("/")
 async def index(known: KnownTags = None) -> Response:
     """Send the page."""
+    return _sent(INDEX, known)
+
+
+@router.get("/tasks/{name}")
+async def task(name: str, known: KnownTags = None) -> Response:
+    """Send the page of a task, which is the same document: its script tells them apart by the address."""
     return _sent(INDEX, known)
 
 

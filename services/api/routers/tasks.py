@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
 from fastapi.responses import StreamingResponse
 
 from services.api import present
-from services.api.access.access import Submitter
+from services.api.access.access import Submitter, Who
 from services.api.gateway import Api, Gateway, as_text
 from services.api.output.logs import LastLines, OutputReader, json_line, plain_line
 from services.api.output.owners import OutputOwners, output_owners
@@ -38,13 +39,26 @@ from services.api.store.readers import ViewReader
 from services.api.store.tables import ATTEMPTS, DELETED, TASKS
 from shared.bus.messages import Time
 from shared.errors import InvalidInput, NotFound
-from shared.interface.models import Attempt, Page, StopOptions, Stopping, Task, TaskChange
+from shared.events.union import TaskProgressed
+from shared.interface.models import (
+    Attempt,
+    Page,
+    ProgressPoint,
+    StopOptions,
+    Stopping,
+    Task,
+    TaskChange,
+    TaskProgress,
+)
 from shared.projections.requests import attempt_of
 from shared.tasks.specification import ENDED, MAX_SPEC_BYTES, TaskSpec, TaskState, load_spec, parse_spec
 from shared.views.documents import TaskView
 from shared.views.task_parts import attempt_key
 
 router = APIRouter(prefix="/v1/tasks", tags=["tasks"], responses=PROBLEMS)
+
+OTHERS_PER_POINT = 2
+"""Events of a task's stream that are read for each point of its course: most of them say how far it has come."""
 
 _REPEATED: dict[int | str, dict[str, Any]] = {200: {"model": Task, "description": "the task of an earlier submission"}}
 
@@ -212,6 +226,7 @@ _OUTPUT: dict[int | str, dict[str, Any]] = {
 async def logs(
     name: TaskName,
     api: Api,
+    who: Who,
     rank: Annotated[int | None, Query(ge=0, le=1_000_000, description="only the worker of this rank")] = None,
     follow: Annotated[bool, Query(description="wait for more until the task ends")] = False,
     since: Annotated[Time | None, Query(description="only what was printed from then on, to within 6 s")] = None,
@@ -223,10 +238,12 @@ async def logs(
 ) -> StreamingResponse:
     """Stream the output of the task's ranks: text, or with ``Accept: application/x-ndjson`` an object for each line.
 
-    The output is read from the nodes that have it. Where one does not answer, its part is left out, and the stream says
-    so: in a line that begins with ``unicron:``, or in an object with ``workers``, ``node`` and ``problem``.
+    It is for the task's owner and operators. The output is read from the nodes that have it. Where one does not
+    answer, its part is left out, and the stream says so: in a line that begins with ``unicron:``, or in an object
+    with ``workers``, ``node`` and ``problem``.
     """
     view = await api.task(name)
+    who.require_to_read_output(view.owner, name)
     as_json = "ndjson" in accept
     if rank is not None and rank not in {member.rank for member in view.members}:
         known = sorted(member.rank for member in view.members)
@@ -280,3 +297,43 @@ async def attempts(name: TaskName, api: Api, limit: Limit = 100, cursor: Cursor 
         return page_json(items, list(numbers), limit)
 
     return await api.answer(answer)
+
+
+@router.get("/{name}/progress", responses=NAMED)
+async def progress(
+    name: TaskName,
+    api: Api,
+    attempt: Annotated[int | None, Query(ge=1, le=1_000_000, description="number of the submission")] = None,
+    points: Annotated[int, Query(ge=2, le=2000, description="most points")] = 400,
+) -> TaskProgress:
+    """Show how a submission has trained: steps, losses and step times, evenly thinned out over its events.
+
+    What was archived is left out.
+    """
+
+    def bounds(views: ViewReader) -> tuple[int, int, int | None]:
+        task = views.find(TASKS, name)
+        number = attempt or task.attempt
+        if number > task.attempt:
+            raise NotFound(f"task {name!r} was submitted {task.attempt} times", field="attempt", value=number)
+        begin, *following = (
+            task.position if n == task.attempt else views.find(ATTEMPTS, attempt_key(name, n)).position
+            for n in range(number, min(number + 1, task.attempt) + 1)
+        )
+        return number, begin, following[0] if following else None
+
+    number, begin, end = await api.read(bounds)
+    log = api.journal.log
+    found = await asyncio.to_thread(log.sampled, f"task/{name}", OTHERS_PER_POINT * points, after=begin, before=end)
+    said = [record.event for record in found if isinstance(record.event, TaskProgressed)]
+    every = max(1, math.ceil(len(said) / points))
+    chosen = said[::-1][::every][::-1]  # the newest is always among them
+    return TaskProgress(
+        attempt=number,
+        points=[
+            ProgressPoint(
+                at=e.occurred_at, step=e.step, generation=e.generation, workers=e.workers, step_s=e.step_s, loss=e.loss
+            )
+            for e in chosen
+        ],
+    )
