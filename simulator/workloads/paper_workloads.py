@@ -24,8 +24,8 @@ SPOT_SOURCE = (
 )
 
 INFINITEHBD_SOURCE = (
-    "InfiniteHBD-Trace (repository stepfun-ai/InfiniteHBD-Trace, Apache-2.0): the faults of the 400 nodes of a training "
-    "cluster in 349 days"
+    "InfiniteHBD-Trace (repository stepfun-ai/InfiniteHBD-Trace, Apache-2.0): the faults of the 400 nodes of a "
+    "training cluster in 349 days"
 )
 
 NAMES = ("trace-a", "trace-b", "fig3", "spot-p3", "spot-g4dn", "short-outages", "infinitehbd")
