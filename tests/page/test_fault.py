@@ -67,5 +67,13 @@ async def test_an_injected_fault_is_shown_from_its_detection_to_its_end(stack: S
         await browser.shows("#plan-list", "restart (error)")
         await browser.shows("#summary", "● no trouble")
         assert await browser.page.evaluate("window.unicronTest") == "the same document"
+        await browser.page.locator("#task-rows a", has_text=TASK).click()
+        await browser.shows("#course-text", "1 incident in this time")
+        # The rank that was killed has said so before; its successor is of a later generation.
+        await browser.shows("#output-text", "injected fault")
+        await browser.page.locator("#output-search").fill("INJECTED fault")
+        await browser.shows("#output-count", "1 of ")
+        await browser.page.locator("#output-rank").select_option("0")
+        await browser.shows("#output-count", "0 of ")
         browser.check()
     pace.end()

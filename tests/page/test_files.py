@@ -105,7 +105,7 @@ def test_the_page_is_whole_and_has_nothing_inline() -> None:
 
 def test_all_that_is_named_is_there_and_here() -> None:
     """No file is loaded from elsewhere, and each that is loaded exists."""
-    named = [link for link in page().links if not link.startswith("#") and link != "/docs"]
+    named = [link for link in page().links if not link.startswith("#") and link not in ("/", "/docs")]
     assert all(link.startswith("/page/") and link.removeprefix("/page/") in assets() for link in named)
     for path in FOLDER.glob("[!u]*.js"):
         assert {*re.findall(r'from "\./([\w.]+)"', path.read_text())} <= assets().keys()
