@@ -12,6 +12,7 @@ import typer
 
 from cli.interrupt import end_at_once
 from cli.options import Format, Output, Server, Since, TaskName, moment
+from cli.output import printable
 
 Entry = dict[str, Any]
 """A line of output, or what is missing, as the interface has it."""
@@ -93,4 +94,12 @@ def _print(entry: Entry, *, named: bool, flush: bool) -> None:
     if "problem" in entry:
         print(f"unicron: {entry['problem']}", file=sys.stderr, flush=True)
     else:
-        print(f"{entry['worker']} | {entry['line']}" if named else entry["line"], flush=flush)
+        line = _without_controls(entry["line"]) if sys.stdout.isatty() else entry["line"]
+        print(f"{entry['worker']} | {line}" if named else line, flush=flush)
+
+
+def _without_controls(line: str) -> str:
+    """Return a line without what a terminal would obey; a carriage return has written over what was before it."""
+    from rich.text import Text
+
+    return printable(Text.from_ansi(line).plain)

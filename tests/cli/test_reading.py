@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pty
 import re
 import signal
+import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -97,6 +100,25 @@ async def test_lines_are_searched_and_cut(healed: Server) -> None:
     assert "--grep: '(' must be a regular expression" in refused.err
     shown = await call_unicron("logs", "gpt", "--rank", "0", "--tail", "2", server=healed.url)
     assert (shown.code, shown.out) == (0, "loss 2\ndone\n")
+
+
+async def test_a_terminal_is_told_nothing_by_what_a_rank_prints(healed: Server) -> None:
+    output = healed.data.parent / "tasks" / "gpt" / "output"
+    output.mkdir(parents=True)
+    (output / "1-n0-0.log").write_bytes(
+        b"\x1b[31mred\x1b[0m\n 10%\r 20%\n\x1b[2J\x1b[Hcleared\n\x1b]0;a title\x1b\\titled\na \x07 bell\n\xc2\x9b5n\n"
+    )
+    master, terminal = pty.openpty()
+    command = (sys.executable, "-m", "cli.main", "logs", "gpt", "--rank", "0", "--server", healed.url)
+    process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, stdout=terminal)
+    os.close(terminal)
+    async with asyncio.timeout(50):
+        assert await process.wait() == 0
+    shown = os.read(master, 65536).decode()
+    os.close(master)
+    assert shown.split("\r\n") == ["red", " 20%", "cleared", "titled", "a  bell", "\ufffd5n", ""]
+    piped = await call_unicron("logs", "gpt", "--rank", "0", "--tail", "6", server=healed.url)
+    assert piped.out.startswith("\x1b[31mred\x1b[0m\n")
 
 
 async def test_the_last_lines_and_then_what_comes(healed: Server) -> None:
