@@ -85,8 +85,8 @@ def decide(
 def _echo(decision: Decision) -> None:
     """Take the detector's own message.
 
-    A time without the message is taken off the silence of every node. After a long one the clients need time to
-    reconnect, too.
+    The time without a message is taken off the silence of every node. After a long time without one the clients also
+    need time to reconnect.
     """
     state, now = decision.state, decision.now
     if state.echo_at is not None and _is_deaf(state, now):

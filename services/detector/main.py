@@ -68,8 +68,8 @@ _HEARTBEATS_A_TURN = 20
 they wait some milliseconds."""
 
 _REST_FACTOR = 4.0
-"""Pause behind a tick, as a multiple of its duration, at least: a fifth of the time is for ticks at most, however many
-ranks they look at, and the rest for what nodes send."""
+"""Least pause behind a tick, as a multiple of the tick's duration. Ticks thus take a fifth of the time at most, however
+many ranks they look at, and the rest is for what nodes send."""
 
 TICK_S = 0.1
 """Interval of the search for silent nodes and stalled tasks: a fifteenth of the default node time-out."""

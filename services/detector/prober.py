@@ -18,7 +18,7 @@ from shared.messages.probes import PROBE, Outcome, ProbeRequest, ProbeTarget
 
 
 class Prober:
-    """Asks.
+    """Asks agents over the network.
 
     Args:
         bus: connected.

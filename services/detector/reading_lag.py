@@ -7,10 +7,11 @@ import logging
 logger = logging.getLogger(__name__)
 
 BEHIND_S = 0.5
-"""A round of reading that takes longer makes every fault be found so much later: two heartbeats of an agent pass."""
+"""A round of reading that takes longer has every fault found that much later: two heartbeats of an agent pass."""
 
 _SAID_EVERY_S = 60.0
-"""Chosen: an overload that lasts fills no log, and whoever looks sees it within a minute."""
+"""Pause between two lines about the lag. Chosen: an overload that lasts fills no log, and whoever looks sees it within
+a minute."""
 
 
 class ReadingLag:

@@ -14,10 +14,10 @@ from shared.messages.commands import Command, Reply
 from shared.service.metrics import StateMetrics, gauge
 
 NO_REPLY = "no-reply"
-"""Code of a command whose time was up."""
+"""Code of a command that had no reply in time."""
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""From the hold of a rank to the longest time for a reply (``resume_timeout_s``)."""
+"""Buckets from the hold of a rank to the longest time for a reply (``resume_timeout_s``)."""
 
 
 class TransitionMetrics:

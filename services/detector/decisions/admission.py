@@ -32,7 +32,7 @@ gives witnesses time to answer twice."""
 
 
 _ADDRESSES = 65_536
-"""Addresses of which is remembered whether they are loopback: each hello looks at those of all nodes."""
+"""Number of addresses of which it is remembered whether they are loopback: each hello looks at those of all nodes."""
 
 
 class Liveness(StrEnum):
@@ -47,7 +47,7 @@ class Liveness(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The agent of this incarnation has to be asked first whether it lives. ``node``: the node of that agent."""
+    """The agent of this incarnation has to be asked first whether it lives. ``node``: that agent's node."""
 
     node: str
     incarnation: str

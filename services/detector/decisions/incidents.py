@@ -65,7 +65,7 @@ def raised(decision: Decision, task: MonitoredTask, signal: RankRaised) -> None:
     A refusal (an error that shows that the task cannot run as specified) ends a task that has never trained, and so
     does a rank that is not what the others are: it is not known which of them is meant. A task that has trained can
     run: then the fault lies with this worker, and is answered like any exception. A script that restarts whole refuses
-    only at its first start: whether it trains by then, nobody else knows.
+    only at its first start: nobody else knows whether it trains later.
     """
     if signal.cause == "communication":
         _suspect(decision, task, signal)
@@ -130,7 +130,7 @@ def record(decision: Decision, task: MonitoredTask, fault: Fault | None) -> None
 
 
 def _add(decision: Decision, event: Event) -> None:
-    """Add an event of a fault. Nodes that were given up for what now follows its task are used again."""
+    """Add an event of a fault. Nodes that were given up for a failure that now follows its task are used again."""
     returned: list[MonitoredNode] = []
     if isinstance(event, ErrorDetected):
         returned = causes.wrongly_given_up(decision.state, event, decision.limits.escalation)
@@ -142,7 +142,8 @@ def _add(decision: Decision, event: Event) -> None:
 def broken_sockets(decision: Decision, task: MonitoredTask) -> bool:
     """Decide on collectives that broke; return whether there are any, since nothing else is judged meanwhile.
 
-    They count also while a task is to save its state and exit: nothing else would say that its ranks wait for ever.
+    Broken collectives count also while a task is to save its state and exit: nothing else would say that its ranks wait
+    for ever.
     """
     suspicion, change = task.suspicion, task.change
     if suspicion is None or suspicion.generation != task.generation:

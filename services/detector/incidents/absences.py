@@ -23,7 +23,7 @@ ABSENT_S = 1.0
 machine within 0.25 s (``services.detector.decisions.incidents.SETTLE_S``); four heartbeats make it certain."""
 
 VANISHED = "vanished"
-"""The error of such a fault, in place of an exit code."""
+"""The error's name where a process vanished, in place of an exit code."""
 
 
 def update(state: DetectorState, task: MonitoredTask, now: datetime) -> None:

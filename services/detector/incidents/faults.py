@@ -37,7 +37,7 @@ METHOD = {
     ErrorKind.BROKEN_LINK: Method.NODE_HEALTH,
     ErrorKind.DIFFERENCE: Method.EXCEPTION,
 }
-"""What found an error of each kind."""
+"""The method that finds an error of each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +229,7 @@ def _failed_answer_to(original: KnownError | None) -> str:
     if original is None:
         return "start"
     if original.kind is ErrorKind.TRANSITION_FAILED and original.failure:
-        return original.failure.split("/")[1]  # of ``Fault.key``
+        return original.failure.split("/")[1]  # part of ``Fault.key``
     return original.kind.value
 
 

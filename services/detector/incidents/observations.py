@@ -30,11 +30,11 @@ SETTLE_S = 0.5
 time (twice ``incidents.SETTLE_S``)."""
 
 MOST = 16
-"""Observations of an incident that are kept. The others are counted: in a task of a thousand ranks they all say the
-same."""
+"""Observations of an incident that are kept. Further ones are only counted: in a task of a thousand ranks they all say
+the same."""
 
 DETAIL_CHARACTERS = 200
-"""Longest detail: a line of a traceback."""
+"""Longest detail, in characters: a line of a traceback."""
 
 ORDER = (
     ErrorKind.DEVICE,
@@ -49,8 +49,8 @@ ORDER = (
     ErrorKind.CONNECTION,
     ErrorKind.TRANSITION_FAILED,
 )
-"""Which kind is the root cause of the others, from the first one: what is further down is seen because of what is
-further up. Of one kind, what occurred first."""
+"""Which kind is the root cause, the first one first: a kind further down is seen because of one further up. Of one
+kind, the earliest observation is the cause."""
 
 _PLACES = {kind: place for place, kind in enumerate(ORDER)}
 

@@ -27,7 +27,7 @@ RETURN_S = 5.0
 beside the seconds that its return and another isolation would cost."""
 
 RETURN_MAX_S = 900.0
-"""Longest such time. An operator looks at a link that has broken eight times within an hour."""
+"""Longest time for which links must work. An operator looks at a link that has broken eight times within an hour."""
 
 MEMORY_S = 3600.0
 """For how long a break is remembered. A link that flaps because of a bad cable or an overloaded switch does so many

@@ -22,8 +22,8 @@ LINGER_S = 600.0
 has copies of its own within minutes, and no plan can come back to what the log does not know."""
 
 FAILED_S = 86_400.0
-"""For how long those of a task stay that has failed, or was stopped where its newest state could not be saved: as long
-as a failed task is shown as one that needs its operator."""
+"""For how long the copies stay of a task that has failed, or was stopped where its newest state could not be saved: as
+long as a failed task is shown as one that needs its operator."""
 
 
 def until(ended_at: datetime) -> datetime:

@@ -35,12 +35,12 @@ ANSWER_S = PROBE_TIMEOUT_S + 1.1
 (``services.detector.prober.REPLY_S``), and a tick."""
 
 FRESH_S = 2 * ANSWER_S
-"""Age at which an inquiry says nothing about now. While ranks wait on in a slow network, their nodes are asked again at
-this interval, so that a link that breaks meanwhile is found."""
+"""Age from which an inquiry says nothing about the present. While ranks wait on in a slow network, their nodes are
+asked again at this interval, so that a link that breaks meanwhile is found."""
 
 SUSPICION_S = 15.0
-"""The suspicion's age where ranks only join for long: they may read a large state, and their nodes are not to be
-disturbed."""
+"""Age from which an inquiry says nothing where ranks only join for long: they may read a large state, and their nodes
+are not to be disturbed."""
 
 OTHER_WITNESSES = 8
 """Nodes without a part in the task that are asked as well, at most: more do not change what most say."""

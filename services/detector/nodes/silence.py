@@ -1,4 +1,4 @@
-"""Silent nodes: which are lost, with the event of it, which are unreachable, whether we are cut off. Pure.
+"""Silent nodes: which are lost, with the event of the loss, which are unreachable, and whether all are. Pure.
 
 Silence has three causes: the agent or its machine has ended, its link to NATS is cut, or the link of the control plane
 is. ``docs/detector.md`` has the table of rules; their order here is that of ``_verdict``.

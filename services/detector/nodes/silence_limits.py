@@ -46,11 +46,11 @@ SILENCE_PHI = 10.0
 FLOOR_FRACTION = 0.8
 """The silence of no node counts before this part of ``node_timeout_s``: 1.2 s of 1.5 s. A heartbeat whose TCP segment
 is lost twice in succession comes 0.6 s late (time-outs of 0.2 s and 0.4 s, RFC 6298 with Linux's least), 0.85 s after
-the one before it, on the quietest network; and a link that is down for a second is no lost node."""
+the one before it, on the quietest network; and a link that is down for a second does not mean a lost node."""
 
 BOUND_FACTOR = 2.0
 """The silence of every node counts after this multiple of ``node_timeout_s``, 3 s, however late its heartbeats come: a
-loss is found late then, and found."""
+loss may be found late, but is always found."""
 
 SPEAKS_FRACTION = 0.5
 """A node speaks if it was heard within this part of ``node_timeout_s``. Of nodes that fall silent together none speaks

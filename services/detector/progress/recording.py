@@ -34,7 +34,8 @@ LEAST_CHANGE = 0.05
 are powers of 1.1."""
 
 SIGNIFICANT = 3.0
-"""Standard deviations of the difference of two medians above which it is no chance: one in 370 is."""
+"""Standard deviations by which two medians differ if the difference is no chance: by chance one in 370 differs by
+more."""
 
 _MEDIAN_NOISE = 1.2533 * 1.4826
 """Standard deviation of the median of n normal values, times the square root of n, over their median absolute deviation

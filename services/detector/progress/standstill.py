@@ -1,4 +1,4 @@
-"""What the ranks of a task do that seems to stand still: whom to ask, and what their answers say. Pure.
+"""What ranks do while their task seems to stand still: whom to ask, and what the answers say. Pure.
 
 Once the ranks of a task have made no progress for a half of their limit, the agents of its nodes are asked for their
 stacks (``shared/messages/stacks.py``). If the limit passes, the answers that are there by then are in the evidence of
@@ -22,14 +22,15 @@ from shared.events.evidence import REPORTED_RANKS, STACKS_CHARACTERS
 from shared.messages.stacks import MAX_TIMEOUT_S, RankReport, StacksReply
 
 AGAIN_S = 10.0
-"""Between two requests while a task stands still: what its ranks do may have changed, within a limit of minutes."""
+"""Pause between two requests while a task stands still: what its ranks do may have changed, within a limit of
+minutes."""
 
 SUSPICION = 0.5
 """Part of a limit after which ranks are asked. With the least limit, half a second, that leaves one heartbeat (0.25 s)
 for the answers, which take 30 ms. A task within its limits is asked only in the slowest of its steps."""
 
 LEAST_TIMEOUT_S = 0.1
-"""A rank writes its stacks within 30 ms, if it can."""
+"""Least time-out of a request: a rank writes its stacks within 30 ms, if it can."""
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 """An identifier of a thread: different in processes that do the same."""

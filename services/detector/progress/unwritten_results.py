@@ -19,11 +19,12 @@ from shared.messages.signals import RankCheckpointFailed, RankSignal, StorageRet
 _UNWRITTEN = "result-unwritten"
 
 FIRST_WAIT_S = 120.0
-"""Chosen: long beside the start of processes, which each try costs, and short beside the time in which somebody notices
-that a disk is full and makes room. Nobody need wait who has made room that a node does not see: ``unicron resume``."""
+"""The first wait. Chosen: long beside the start of processes, which each try costs, and short beside the time in which
+somebody notices that a disk is full and makes room. Whoever has made room that no node sees ends the wait by ``unicron
+resume``."""
 
 LONGEST_WAIT_S = 600.0
-"""Chosen: a try takes about half a minute, so at most a twentieth of the time of the workers goes into tries."""
+"""The longest wait. Chosen: a try takes about half a minute, so tries take at most a twentieth of the workers' time."""
 
 
 def may_lend(task: MonitoredTask) -> bool:

@@ -16,14 +16,16 @@ from shared.events.evidence import Evidence
 from shared.events.severities import ErrorKind
 
 FIRST_WAIT_S = 1.0
-"""Chosen: about as long as a recovery takes. A bug that comes again at once is still found within seconds."""
+"""The first wait. Chosen: about as long as a recovery takes. A bug that comes again at once is still found within
+seconds."""
 
 LONGEST_WAIT_S = 120.0
-"""Chosen: a task is back two minutes after the end of an outage at the latest, and a try each two minutes costs little.
-Its copies in memory stay meanwhile (``kept_copies.py``)."""
+"""The longest wait. Chosen: a task is back two minutes after the end of an outage at the latest, and a try each two
+minutes costs little. Its copies in memory stay meanwhile (``kept_copies.py``)."""
 
 _MOST_DOUBLINGS = 16
-"""Far beyond ``LONGEST_WAIT_S``; a power of any number of failures would overflow."""
+"""Doublings after which the wait grows no more: far beyond ``LONGEST_WAIT_S``. A power of any number of failures would
+overflow."""
 
 CLASSES_FROM_OUTSIDE = frozenset({"disk-full", "gloo", "nccl-remote", "network", "ports", "rendezvous", "storage"})
 """Classes of errors (``error_classes.py``) whose text says that something failed that the task does not contain: its
@@ -76,8 +78,8 @@ def way_of(evidence: Evidence, worker: str | None) -> str:
 def reached_step(step: int, task_step: int, *, starting: bool) -> int:
     """Return the step at which a task fails.
 
-    A process that has failed as it started may not know how far the others are. Of any other the step counts that it
-    was in, also where the task had come further before: then that was lost.
+    A process that has failed as it started may not know how far the others are. For any other process its own step
+    counts, also where the task had come further before: those further steps were lost.
 
     Args:
         step: updates applied, as the failed process knows.

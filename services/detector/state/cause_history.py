@@ -61,7 +61,7 @@ class Occurrence(NamedTuple):
 
     @property
     def fault(self) -> tuple[str | None, int | None, datetime | None]:
-        """What is equal for errors of one fault: ranks fail alike at one step, and one that is repeated there fails."""
+        """What is equal for errors of one fault: ranks fail alike at one step, and again when they repeat it."""
         return (self.task, self.step, None) if self.task is not None else (None, None, self.at)
 
 

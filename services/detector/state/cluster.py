@@ -28,7 +28,7 @@ MTBF_NODE_S = 20 * 86_400.0
 
 
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
-"""Before the detector's start, which is an input like any other."""
+"""A time before the detector's start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ class KnownFailure:
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """In how many generations a task has failed in one way since its newest step, and the last of them."""
+    """In how many generations a task has failed in one way since its newest step, and the newest of them."""
 
     times: int
     generation: int

@@ -6,9 +6,9 @@ error of their own, which the rank reports.
 
 **False alarms.** ``DEVIATIONS`` robust standard deviations are exceeded once in 1e15 steps of normal noise; of any
 noise with one mode by fewer than one step in 144 (Vysochanskij and Petunin 1980), so ``LEAST_SCALE`` asks for more: a
-loss that is a sixth above the median of its past is worth a look. A single batch may be that hard: of 18,989 steps of
-the soak of ``benchmarks/detection.py`` one was beyond, by 11.5 deviations and a factor of 1.7, and the next was as
-usual. So it takes two steps in succession, or one that is beyond what a hard batch was seen to be.
+loss that is a sixth above the median of its past is worth a look. A single hard batch may exceed that too (once in
+19,000 steps of the soak of ``benchmarks/detection.py``, by 11.5 deviations and a factor of 1.7). So a spike takes two
+steps in succession, or one beyond what a hard batch does.
 """
 
 from __future__ import annotations

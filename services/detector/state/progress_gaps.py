@@ -90,7 +90,7 @@ class RecentTimes:
         return isinstance(other, RecentTimes) and (self.count, self._values) == (other.count, other._values)
 
     def note(self, seconds: float) -> None:
-        """Take one more."""
+        """Add a time."""
         if len(self._values) < WINDOW:
             self._values.append(seconds)
         else:
@@ -119,7 +119,7 @@ class RecentTimes:
 
     @property
     def samples(self) -> int:
-        """How many are kept."""
+        """How many times are kept."""
         return len(self._values)
 
     @property

@@ -1,8 +1,8 @@
 """Pairs of nodes whose round trips are persistently several times those of the same nodes' other pairs. Pure.
 
 The round trips are the kernel's, of probes (``shared.messages.probes``): of those that are made for other reasons, and
-of a rare one between the nodes of near ranks of a task that trains (``due``). A node whose round trips are all long is
-no slow link: it is far away, or its own. A busy machine does not lengthen the kernel's round trips.
+of a rare one between the nodes of near ranks of a task that trains (``due``). A node whose round trips are all long has
+no slow link: the node itself is far away. A busy machine does not lengthen the kernel's round trips.
 
 **False alarms.** Each of a pair's newest ``ROUND_TRIPS`` round trips has to be ``FACTOR`` times the median of the other
 pairs of both nodes and longer by ``LEAST_EXCESS_S``. If one probe in a hundred meets a full queue by chance, three of a

@@ -43,7 +43,7 @@ COLD_STEPS = 3
 second or third, for shapes that come a second time (torch.compile) or for a graph that is recorded."""
 
 COLD_FACTOR = 5.0
-"""A fresh start may take this many times the longest one of its task so far. Chosen: the caches that made that one
+"""A fresh start may take this many times the longest one of its task so far. Chosen: the caches that made that start
 quick may be cold on another node."""
 
 COLD_FLOOR_S = 30.0
@@ -322,7 +322,7 @@ def limit_of(
     """Return for how long ranks may make no progress outside of set-up.
 
     Args:
-        statuses: as for ``find``; so are the others.
+        statuses: as for ``find``.
         mean_s: see ``find``.
         deviation_s: see ``find``.
         previous_mean_s: see ``find``.

@@ -19,7 +19,7 @@ from shared.messages.signals import WorkerStatus
 
 LATE_STEPS = 4
 """Further steps after which a step is judged without the ranks that have not reported it: their heartbeats were lost,
-or they report none. Little beside the 20 steps within which a straggler is to be found."""
+or they report none. That is little beside the 20 steps within which a slow worker is to be found."""
 
 
 class Passes(NamedTuple):

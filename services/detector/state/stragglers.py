@@ -8,18 +8,18 @@ their own past first: of two ranks the one that has changed more is slow, and tw
 The test is a CUSUM (Page, Biometrika 41, 1954) of bounded scores. A step adds 1 if the log ratio is clearly above a
 limit, takes 1 off if it is clearly below, and something in between near the limit; the sum never falls below 0. A
 worker is slow when the sum reaches ``EVIDENCE``. So no step counts for more than 1, however long it took: a stall of
-one rank's data, a snapshot, or a process that was stopped for a while is no straggler. A step that computes for less
-than ``FULL_STEP_S`` counts for less: what a busy machine does to a rank lasts for many such steps.
+one rank's data, a snapshot, or a process that was stopped for a while makes no slow worker. A step that computes for
+less than ``FULL_STEP_S`` counts for less: what a busy machine does to a rank lasts for many such steps.
 
-What a slow rank's times were is no noise: the scale of the log ratios is taken from steps in which nothing had changed,
-or one slowdown would raise the limit above the next. The scale is the machine's and outlives a process: on busy cores,
+The times of a slow rank are no noise: the scale of the log ratios is taken from steps in which nothing had changed, or
+one slowdown would raise the limit above the next. The scale is the machine's and outlives a process: on busy cores,
 ranks that began anew without it were taken for slow ones (``benchmarks/detection_soak.py``).
 
 **False alarms.** The limit is at least ``QUANTILE`` robust standard deviations above 0, so a score is positive with
 probability p <= 0.1 where nothing is wrong. With independent steps, sums of such scores reach h on average once in
 ((1 - p) / p) ** h steps or later (Lundberg's inequality for the random walk, Lorden 1971 for the mean time): 9 ** 9 =
 3.9e8 steps of a rank, 5e5 rank-hours at 5 s a step. Steps are not independent; ``benchmarks/simulated_steps.py`` shows
-what holds of autocorrelated ones. A rank that is slower by 1.3 for ``EVIDENCE`` steps is a straggler by definition.
+what holds of autocorrelated ones. A rank that is slower by 1.3 for ``EVIDENCE`` steps is slow by definition.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LEAST_SLOWDOWN = 1.3
 """The slowdown that is to be found within 20 steps (the requirement on the detector)."""
 
 LIMIT = 0.6 * math.log(LEAST_SLOWDOWN)
-"""Log ratio above which a step speaks for a straggler: a factor of 1.17. Halfway (1.14) the likelihoods of 1.0 and
+"""Log ratio above which a step speaks for a slow worker: a factor of 1.17. Halfway (1.14) the likelihoods of 1.0 and
 ``LEAST_SLOWDOWN`` are equal under symmetric noise; it is somewhat higher, since slow phases come and go: of phases of
 up to 1.2, a simulated day of 1,000 ranks had three false alarms with 0.5 and one with 0.6."""
 
@@ -52,14 +52,14 @@ that the score depends on the side of the limit and little on the size."""
 
 EVIDENCE = 9.0
 """Sum of scores at which it is decided. With log ratios around log(1.3) and a standard deviation of 0.07, a step adds
-0.8 on average: 12 steps, and fewer than 20 in most courses. With 10 and 11, the latest of 30 stragglers was found after
-21 to 23 steps on two cores (``benchmarks.detection``)."""
+0.8 on average: 12 steps, and fewer than 20 in most courses. With more, some slow workers would be found after 20 steps
+(``benchmarks.detection``)."""
 
 FULL_STEP_S = 0.1
-"""Own compute time from which on a step counts fully. Log ratios of shorter steps are far from independent: on two
-cores with a load of 10 to 15, a rank whose steps compute for 19 to 30 ms was slower by 1.3 to 2 for 12 to 50 steps,
-0.6 to 10 s, now and then (thirteen minutes of the soak of ``benchmarks/detection.py``, recorded). The evidence from
-these never exceeded 0.6 of ``EVIDENCE`` with this weight, and 0.92 with 0.06. Steps of 0.1 s count as those of 10 s."""
+"""Own compute time from which on a step counts fully. Log ratios of shorter steps are far from independent: on busy
+cores a rank whose steps compute for 19 to 30 ms is now and then slower by 1.3 to 2 for 12 to 50 steps (the soak of
+``benchmarks/detection.py``). Their evidence stays at 0.6 of ``EVIDENCE`` with this weight. Steps of 0.1 s count as
+those of 10 s."""
 
 QUANTUM = 1.1
 """Slowdowns are published as powers of this, like the planner's corrections of throughput: what is nearer has no effect
@@ -132,11 +132,11 @@ class _Noise:
 
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     scale: float | None = None
-    """None: fewer than ``SCALED`` are known."""
+    """Scale of the log ratios; None while fewer than ``SCALED`` are known."""
     unscaled: int = 0
 
     def take(self, ratios: Sequence[float]) -> None:
-        """Take some more; estimate the scale again, now and then."""
+        """Add some more; estimate the scale again, now and then."""
         self.ratios.extend(ratios)
         self.unscaled += len(ratios)
         if self.unscaled >= SCALED:
@@ -159,7 +159,7 @@ class _Track:
     evidence: float = 0.0
     """The evidence of a change: that it is slow or, of a worker that is, that this is over."""
     rising: int = 0
-    """Steps since the evidence was 0."""
+    """How many steps have passed since the evidence was 0."""
     unreviewed: int = 0
 
     def add(self, ratio: float, weight: float, *, slow: bool) -> None:

@@ -16,7 +16,7 @@ RETRY_S = 30.0
 peers."""
 
 RETRY_MAX_S = 900.0
-"""Longest such time, as for links (``isolation.RETURN_MAX_S``)."""
+"""Longest time until a node is asked again, as for links (``isolation.RETURN_MAX_S``)."""
 
 
 @dataclass(slots=True)
