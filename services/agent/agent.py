@@ -58,7 +58,7 @@ from unicron.protocol import messages
 logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 5.0
-"""All ranks together get this long to end when the node leaves. The end of the fork server ends the others."""
+"""Time that all ranks together get to end when the node leaves. The end of the fork server ends the others."""
 
 
 class Agent:
@@ -158,7 +158,7 @@ class Agent:
         self._background.spawn(self._signals.run(), vital=True)
         self._background.spawn(self._heartbeats.run(), vital=True)
         self._background.spawn(self._snapshots.keep_looking(self.node.tasks))
-        # Where the ranks are: each step would be too often.
+        # The record has where the ranks are; to write it at each step would be too often.
         self._background.spawn(every(self._settings.heartbeat_interval_s, self._record))
         self._background.spawn(self._output_limits.keep(self.node.processes))
         self._background.spawn(self._oom_kills.watch())

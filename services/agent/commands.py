@@ -44,7 +44,8 @@ from unicron.protocol import messages
 logger = logging.getLogger(__name__)
 
 REPLIES_RECORDED = 64
-"""Replies that a successor of the agent gets, for commands that are repeated to it: a few dozen for each plan."""
+"""Replies that are kept for a successor of the agent, for commands that are repeated to it: a few dozen for each
+plan."""
 
 MOST_AT_ONCE = 1024
 """Commands under way at a time: a few for each worker. Each waits for processes, and has memory for its answer."""
@@ -115,7 +116,7 @@ class Commands:
         self._node, self._changes, self._host, self._changed = node, changes, host, changed
         self._answers: OrderedDict[str, asyncio.Task[Reply]] = OrderedDict()
         self.replies = {reply.command_id: reply for reply in replies}
-        """The newest ones by command id: a successor of the agent gets them."""
+        """Command id -> the newest replies: a successor of the agent gets them."""
 
     async def listen(self, bus: Bus) -> None:
         """Take commands from now on."""

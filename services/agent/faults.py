@@ -31,7 +31,8 @@ MOST_KNOWN = 1000
 """Ids of requests that an agent remembers: a request is repeated within seconds, if at all."""
 
 UNLIMITED_BYTES = 1 << 62
-"""Version 1 of control groups has a limit of about 2^63 bytes where there is none (cgroup-v1/memory.rst)."""
+"""Limit above which a control group counts as unlimited: version 1 shows about 2^63 bytes where there is none
+(cgroup-v1/memory.rst)."""
 
 Xid = Callable[[int, int], None]
 """Has a device report an Xid: code and number of the device. Raises ``InvalidInput`` for a device that is not there."""

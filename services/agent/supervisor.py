@@ -44,10 +44,10 @@ FORK_SERVER_END_S = 2.0
 """How long a fork server that was asked to end may take; it then is killed."""
 
 _SECRET_VARIABLES = frozenset({CREDENTIAL, CREDENTIAL_FD, "UNICRON_LOG_URL"})
-"""Removed from the environment of training processes, because these run the user's code."""
+"""Variables that are removed from the environment of training processes, because these run the user's code."""
 
 _OWN_VARIABLES = frozenset({PARENT_DEATH_VARIABLE, CREDENTIAL, CREDENTIAL_FD})
-"""Not passed on to the agent, which gets a descriptor of its own."""
+"""Variables that are not passed on to the agent, which gets a descriptor of its own."""
 
 _FINAL = frozenset({0, NameInUse.exit_code})
 """Exit statuses of an agent that is not started again: it was asked to end, or its name belongs to another one."""

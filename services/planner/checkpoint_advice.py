@@ -49,7 +49,7 @@ def _every_s(state: State, task: Task, nodes: int, mtbf_s: float) -> float:
 
 
 LEAST_COST_S = 1e-3
-"""A checkpoint stops a step for a millisecond at least: for the ranks to agree on it."""
+"""Least cost of a checkpoint, seconds: the ranks have to agree on it."""
 
 
 def _copies(task: Task, nodes: int) -> int:

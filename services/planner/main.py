@@ -84,10 +84,10 @@ class Planner(Runner[State, Logged | Started, Append]):
         return answer if answer or self._answers.has_older else None
 
     def decide(self, state: State, item: Logged | Started, at: datetime) -> tuple[State, list[Append]]:
-        """Decide (``services.planner.decide``), as of the time at which the record was logged."""
+        """Decide (``services.planner.decide``) as of the time at which the record was logged."""
         if isinstance(item, Started):
             self._answers.forget()
-        if isinstance(item, Started) or self.started.is_set():  # else what came next is in the log
+        if isinstance(item, Started) or self.started.is_set():  # else the next events in the log were decided before
             self._changed.set()
             self._aged.set()
         if not isinstance(item, Logged) or not (decided := self._answer(item.record)):

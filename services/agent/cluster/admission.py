@@ -25,8 +25,9 @@ RETRY_S = 0.1
 """Longest pause before a hello is repeated the first time: short beside the start of an agent, which takes seconds."""
 
 LONGEST_RETRY_S = 2.0
-"""Longest pause: thousands of agents that start at once must leave the detector time for what it answers them. Pauses
-double from ``RETRY_S`` on, and each is drawn between nothing and that, so that agents do not ask in step."""
+"""Longest pause: thousands of agents that start at once must leave the detector time for what it answers them. The
+upper limit doubles from ``RETRY_S`` on, and each pause is drawn between zero and the limit, so that agents do not ask
+in step."""
 
 _REFUSALS: dict[str, type[UnicronError]] = {one.code: one for one in (NameInUse, Undecodable, UnreachableAddress)}
 

@@ -21,7 +21,8 @@ RETRY_PAUSE_S = 0.1
 """Pause before an announcement is repeated: the detector does not answer, or tasks are still there."""
 
 SAVE_FACTOR = 2.0
-"""Time of a whole drain over that which tasks have to move away: as long again for what has to save its state."""
+"""Time of a whole drain, as a multiple of the time that tasks have to move away: what cannot move has as long again to
+save its state."""
 
 
 class Leaving:

@@ -31,12 +31,12 @@ class ProbeServer:
 
     @property
     def answer(self) -> bytes:
-        """What a probe is answered."""
+        """The line with which a probe is answered."""
         return self._line
 
     @property
     def listener(self) -> socket.socket:
-        """A duplicate of the socket that listens, which the caller closes. There is one once ``start`` has returned."""
+        """A duplicate of the socket that listens (after ``start``); the caller closes it."""
         assert self._server is not None
         return socket.socket(fileno=os.dup(self._server.sockets[0].fileno()))
 

@@ -34,7 +34,7 @@ from shared.messages.task_folders import TaskFolders
 logger = logging.getLogger(__name__)
 
 THREADS = 2
-"""One may wait for a slow file system while the other serves the local disk."""
+"""Threads of the server. One may wait for a slow file system while the other serves the local disk."""
 
 MOST_WAITING = 64
 """Requests under way, those that wait included; further ones are refused at once. With chunks of 256 KB these need at

@@ -17,11 +17,11 @@ from shared.errors import InvalidInput, Unavailable
 from shared.settings.model import uid_range
 
 NEEDED = {0: "CAP_CHOWN", 5: "CAP_KILL", 6: "CAP_SETGID", 7: "CAP_SETUID"}
-"""What the supervisor and its children need: bit of the capability (linux/capability.h) -> name. The first gives each
-task its folders, the second ends its processes, the others start them."""
+"""The capabilities that the supervisor and its children need: bit of the capability (linux/capability.h) -> name. The
+first gives each task its folders, the second ends its processes, the others start them."""
 
 CHECK_TIMEOUT_S = 20.0
-"""For an interpreter to start, which takes 0.02 s."""
+"""Time for an interpreter to start, which takes 0.02 s."""
 
 REACHABLE = (
     "tasks run as this agent's user, and can read its credential and other tasks' files: to give each a user of its "

@@ -18,7 +18,7 @@ from services.agent.machine.writing import write_problem
 from services.agent.node.process import Process
 
 LOOK_S = 10.0
-"""Between two looks. Chosen: within seconds of the return, and next to nothing beside what training writes."""
+"""Pause between two looks. Chosen: within seconds of the return, and next to nothing beside what training writes."""
 
 LONGEST_S = 600.0
 """For how long a node looks: by then the task has another try anyhow."""

@@ -35,11 +35,12 @@ BLANK_BYTES = 64 << 20
 the ranks."""
 
 MAX_SCRIPT_BYTES = 1 << 20
-"""A longer script is not compiled at submission: training loops are far shorter."""
+"""Longest script that is compiled at submission: training loops are far shorter."""
 
 COMPILE_TIMEOUT_S = 3.0
-"""An interpreter starts in 0.05 s and compiles the longest script in about a second. What takes longer on a busy
-machine is left to the ranks; the api waits for a little more (``services/api/submission/submitted_inputs.py``)."""
+"""Time for a script to be compiled. An interpreter starts in 0.05 s and compiles the longest script in about a second.
+What takes longer on a busy machine is left to the ranks; the api waits for a little more
+(``services/api/submission/submitted_inputs.py``)."""
 
 _COMPILE = """
 import sys, warnings
@@ -66,7 +67,7 @@ _ALLOWED_DATA = "a text file, or the prefix of an indexed dataset"
 def file_problems(request: CheckInputs) -> list[InputProblem]:
     """Return why ``data`` and ``script`` cannot be used, as far as files show it. Blocks while it reads."""
     if outside := [*_outside(request)]:
-        return outside  # and nothing of what is in them
+        return outside  # and nothing of what the files contain
     problems: list[InputProblem] = []
     for field, find in (("data", _data_problems), ("script", _script_problems)):
         try:

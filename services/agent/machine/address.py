@@ -21,7 +21,7 @@ from shared.machine.network import network_stack
 from shared.settings.model import Settings
 
 _DISCARD_PORT = 9
-"""RFC 863. Any port would do: nothing is sent."""
+"""The port to which a datagram socket is connected (discard, RFC 863). Any port would do: nothing is sent."""
 
 Interfaces = Mapping[str, Sequence[str]]
 """Interface -> its IP addresses, without zones."""

@@ -27,8 +27,8 @@ RECOVERY_FAULTS = {1: RESET_REQUIRED, 2: REBOOT_REQUIRED, 3: DRAIN_PEERS, 6: RES
 the node, end of peer-to-peer traffic, reset of the bus, restart of the system."""
 
 RECOVERY_NOTES = {4: "reset wanted once the device is idle", 5: "the IMEX domain is to be recovered"}
-"""Those of which the work goes on: the device has less capacity (4), or memory of other nodes is out of reach (5),
-which a rank that uses it notices."""
+"""Recovery actions after which the work goes on: the device has less capacity (4), or memory of other nodes is out of
+reach (5), which a rank that uses it notices."""
 
 CLOCKS_NOTES = {
     0x8: "slowed down by the hardware",

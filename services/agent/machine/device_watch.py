@@ -81,7 +81,7 @@ class DeviceWatch:
         self._signalled_at_s: dict[tuple[int, str], float] = {}
         self._signals = 0
         self._unpublished = False
-        """Whether devices were read since ``new_readings`` was called."""
+        """Whether devices were read since the last call of ``new_readings``."""
         self._driver: Driver | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

@@ -36,7 +36,7 @@ CPU = "cpu"
 """The kind of workers without a device; as the setting ``hardware``: the node uses none of the devices there are."""
 
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
-"""Lists devices by index or UUID; a process sees no other. Empty: it sees none."""
+"""The variable that lists devices by index or UUID; a process sees no other. Empty: it sees none."""
 
 ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
 
@@ -48,7 +48,8 @@ NO_DEVICES: Mapping[str, str] = {VISIBLE_VARIABLE: ""}
 """The environment of a process that is to see no device."""
 
 _ENTRY = re.compile(r"\d+|(GPU|MIG)-.+")
-"""What can be a device: an index, or the beginning of a UUID. Slurm lists ``NoDevFiles`` where a job has no device."""
+"""What can be a device: an index, or the beginning of a UUID. Other text, as Slurm's ``NoDevFiles`` of a job without a
+device, is none."""
 
 
 def profile_of(device: str | None) -> str:

@@ -21,7 +21,7 @@ NO_INSTANCE = 0xFFFFFFFF
 """NVML's instance id of an event that concerns the whole device (``nvmlEventData_t``)."""
 
 CONTROL_DEVICE = "/dev/nvidiactl"
-"""There where a driver is loaded and a container may use it."""
+"""A file that exists where a driver is loaded and a container may use it."""
 
 MIG_PREFIX = "MIG-"
 """Beginning of the UUID of a MIG instance, as ``CUDA_VISIBLE_DEVICES`` lists it."""
@@ -214,7 +214,7 @@ def connect() -> tuple[Driver | None, str]:
 
 
 _XID_OF_DOUBLE_BIT_ERROR = 48
-"""NVML has an event type for double-bit errors, which the driver logs as this Xid."""
+"""The Xid with which the driver logs double-bit errors, for which NVML has an event type."""
 
 
 def _wanted_events() -> int:

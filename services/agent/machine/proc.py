@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 NS_PER_S = 1e9
-"""``/proc/<pid>/schedstat`` counts nanoseconds."""
+"""Nanoseconds in a second: ``/proc/<pid>/schedstat`` counts nanoseconds."""
 
 
 _MOST_BYTES = 4096
-"""More than ``stat`` and ``schedstat`` have: 52 numbers, and a command of at most 64 characters."""
+"""Bytes that are read of ``stat`` and ``schedstat``, which have fewer: 52 numbers, and a command of at most 64
+characters."""
 
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-"""``/proc/<pid>/stat`` counts processor time in these."""
+"""Clock ticks in a second: ``/proc/<pid>/stat`` counts processor time in these."""
 
 
 class Usage(NamedTuple):
@@ -79,7 +80,7 @@ def _children(pid: int) -> list[int]:
 def _read(path: str) -> bytes:
     """Return the content of a small file of the kernel.
 
-    Without ``pathlib`` and without a buffer: such reads were a third of the agent's processor time.
+    Neither ``pathlib`` nor a buffer is used: with these, such reads take a third of the agent's processor time.
 
     Raises:
         OSError: it cannot be read.

@@ -40,7 +40,7 @@ _IN_STEP = frozenset({"begun", "compute", "reduce", "update"})
 """Phases in which ``Progress.step`` names the step in progress: one update less has been applied."""
 
 ENDS = EXPECTED, UNEXPECTED = "expected", "unexpected"
-"""Ends of processes: asked for, or with the task done; and all others."""
+"""How processes end: as asked for or with the task done; and in all other ways."""
 
 
 def worker_names(node: str, workers: int) -> list[str]:

@@ -11,7 +11,7 @@ from services.agent.node.process import Process
 from shared.service.changes import Changes
 
 QUIT_GRACE_S = 0.5
-"""A waiting rank has nothing to save. A waiting rank that was asked to quit is killed after this time."""
+"""Time after which a waiting rank that was asked to quit is killed: it has nothing to save."""
 
 FINISH_GRACE_S = 5.0
 """The grace of a rank that has finished its task: the rank flushes its output and leaves its process group."""

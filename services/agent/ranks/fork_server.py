@@ -59,7 +59,7 @@ _FIELDS = {
 
 
 class Forked:
-    """A process that the fork server forked, by a pidfd: a handle that never comes to mean another process."""
+    """A process that the fork server forked, by a pidfd: a handle that never stands for another process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

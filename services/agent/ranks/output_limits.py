@@ -32,19 +32,19 @@ LOOK_S = 0.25
 hundred megabytes beyond the limit until the next look has freed them."""
 
 MOST_BYTES = 1 << 40
-"""A file that has had so much is emptied: ext4 has no files above 16 TiB, and then refuses to write."""
+"""Size from which a file is emptied: ext4 has no files above 16 TiB, and then refuses to write."""
 
 LEFT_OUT = "output_left_out_bytes"
 """Name of the counter of bytes that were freed."""
 
 _BLOCK_BYTES = 4096
-"""What is freed ends at a multiple of this: of a part of a block the bytes would only become zeros."""
+"""Multiple at which the freed part of a file ends: of a part of a block the bytes would only become zeros."""
 
 _SECTOR_BYTES = 512
 """Unit of ``st_blocks`` (stat(2))."""
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
-"""From linux/falloc.h."""
+"""Flags of ``fallocate`` (linux/falloc.h)."""
 
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 """Errors of a file system that makes no holes (NFS before 4.2)."""

@@ -39,7 +39,7 @@ MOST_OF_ONE_PROCESS = 4
 """Connections of one process at a time. A rank has one, and for a moment a second one after it has lost the first."""
 
 SOURCE = "the socket of the ranks"
-"""Where a line comes from whose sender is no rank of the node."""
+"""Source of a line whose sender is no rank of the node."""
 
 _RECEIVED = messages.encode(messages.Received())
 """The answer to a message of a rank that is part of the node's record (``record.py``)."""

@@ -27,7 +27,7 @@ from shared.messages.stacks import STACKS, GroupRecord, Operation, RankReport, S
 from unicron.protocol import messages
 
 LOOK_S = 0.01
-"""Between two looks at whether a rank has written its stacks, which takes it less than a millisecond."""
+"""Pause between two looks at whether a rank has written its stacks, which takes it less than a millisecond."""
 
 STOPPED = ("T", "t")
 """The kernel's letters for a stopped process (proc(5))."""

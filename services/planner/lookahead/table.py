@@ -39,7 +39,8 @@ from shared.planning.instance import Inputs, TableCache
 from shared.planning.solver import Counts, answer, best_counts, pools_of
 
 HORIZON_S = 60.0
-"""D_running moves on its grid as time passes. If it will within this time, both sides of the step are solved."""
+"""How far ahead D_running is looked at, seconds. If it takes a step on its grid within this time, both sides of the
+step are solved."""
 
 
 class LookAhead:

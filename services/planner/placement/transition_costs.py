@@ -25,13 +25,13 @@ from shared.planning.performance import hardware
 from shared.planning.performance.device_memory import STATE_BYTES
 
 CPU_STATE_BYTES = 16
-"""Bytes of a parameter trained in fp32: weight 4, gradient 4, two Adam moments 8. A GPU's 18 have a 16-bit copy too."""
+"""Bytes of a parameter trained in fp32: weight 4, gradient 4, two Adam moments 8. A GPU has 18, with a 16-bit copy."""
 
 GRID = 1.1
 """Factor between two times on the grid of D_running and D_transition. Both are known less exactly than that."""
 
 LEAST_ON_GRID_S = 1e-3
-"""Shorter times stay as they are, because no decision depends on them."""
+"""Times below this stay as they are, because no decision depends on them."""
 
 
 class TransitionCost(NamedTuple):
@@ -98,8 +98,8 @@ def _has_copies(state: State, task: Task) -> bool:
 def _behind_s(task: Task) -> float:
     """Return the time of the steps that are computed again, in the mean, where copies complete a live state, seconds.
 
-    The copies are half an interval older than the step that a fault has met, and all go back to them. Nothing is lost
-    where those that stay have the whole state, or where every step is copied.
+    The copies are half an interval older than the step that a fault has met, and all ranks go back to them. Nothing is
+    lost where the workers that stay have the whole state, or where every step is copied.
     """
     if not task.memory_every or not (task.broken or task.lost) or keeps_state(task, task.live_owners):
         return 0.0

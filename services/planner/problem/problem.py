@@ -80,7 +80,8 @@ def home_workers(state: State, task: Task) -> list[str]:
 def _least_at_home(task: Task, home: list[str]) -> int:
     """Return with how many of these workers a task has all that it has done: copies are read by any rank of their node.
 
-    One whose model is divided has the replicas that it had. Where a node is lost, the copies on the others are tried.
+    A task whose model is divided needs the replicas that it had. Where a node is lost, the copies on the others are
+    tried.
     """
     if task.replica_size == 1:
         return len(set(map(node_of, home)))

@@ -93,7 +93,8 @@ def _reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfig
         except NoRoom:
             continue  # it needs a slow worker at a place where another task has to be
         return replace(found, slow=ranked.logged(choice))
-    # A slow worker is lent to the task that has it, and another one needs its place. As healthy ones all are for all.
+    # A slow worker is kept for the task that has it, and another task needs its place. Counted as healthy, all workers
+    # are for all tasks.
     whole = forget_slowness(state, state.slow)
     problem = build_problem(whole, at)
     return _carried_out(whole, at, why, problem, *solve(problem))
@@ -153,10 +154,7 @@ def _own_reason(task: Task) -> str:
 
 
 def worker_order(state: State, task: Task, planned: Mapping[str, str] | None = None) -> list[str]:
-    """Return the usable workers planned for the task, owners of its state first, each group in rank order.
-
-    An owner that a plan in progress has given to another task is left out. ``planned``: see ``planned_workers``.
-    """
+    """Return the usable workers planned for the task, owners of its state first, each group in rank order."""
     of = planned_workers(state.tasks.values()) if planned is None else planned
     usable = usable_workers(state.nodes)
     kept = [w for w in task.live_owners if of.get(w, task.name) == task.name]
@@ -268,6 +266,6 @@ def _free(state: State, names: Collection[str]) -> dict[str, list[str]]:
     numbers = Counter(map(node_of, free))
     return {
         name: list(node.workers) if number == len(node.workers) else [w for w in node.workers if w in free]
-        for name, node in state.nodes.items()  # in their order, which does not depend on that of a set
+        for name, node in state.nodes.items()  # in an order that does not depend on that of a set
         if (number := numbers.get(name))
     }

@@ -47,7 +47,7 @@ MOST_LOGGED = 8
 """Ways that the plan names: those turned down only explain it."""
 
 Label = Literal["keep", "without-slow", "spare", "dealt-by-speed", "dealt-equally", "last-resort"]
-"""As of ``SlowChoice``."""
+"""The label of a way, as in ``SlowChoice``."""
 
 
 @dataclass(frozen=True, slots=True)

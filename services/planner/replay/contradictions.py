@@ -1,8 +1,8 @@
 """Contradictions between an event and what the log says before it, for all events but plans, and how they are reported.
 
-Only what no honest log has: services race with one another, so that an event may be late, but not impossible. What an
-event says that nothing else in the log depends on (a price, the evidence of an error, a loss) cannot be judged here;
-that takes an anchor (``shared.log.anchors``).
+Only what no honest log has is a contradiction: services race with one another, so an event may be late, but not
+impossible. What an event says that nothing else in the log depends on (a price, the evidence of an error, a loss)
+cannot be judged here; that takes an anchor (``shared.log.anchors``).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Contradictions:
         self._ends: dict[str, type[EventBase]] = {}
         """How a task ended, since it was submitted last."""
         self._incidents: dict[str, str] = {}
-        """The incident of each error event, by its id."""
+        """Error event -> its incident, by the event's id."""
         self._open: set[str] = set()
-        """All incidents."""
+        """Ids of all incidents."""
         self._unknown: set[str] = set()
-        """Tasks and nodes that were named before the log has them: named once."""
+        """Tasks and nodes that were named before the log has them: each is reported once."""
 
     def of(self, state: State, event: Event) -> list[str]:
         """Return what contradicts the log up to here, in words.

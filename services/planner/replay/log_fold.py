@@ -25,7 +25,7 @@ Policies = Mapping[str, Solve]
 """How policies other than the live planner's answer problems, by the names that simulated histories have of them."""
 
 NO_POLICIES: Policies = MappingProxyType({})
-"""A program that knows no policy but the live planner's: that of every log of a running system."""
+"""The policies of a program that knows only the live planner's: that of every log of a running system."""
 
 
 class Fold(StateFold[State]):

@@ -44,7 +44,7 @@ from shared.log.unreadable import Skipped
 
 
 class Place(NamedTuple):
-    """The planner's state at a position. ``hash``: of the event there. ``skipped``: what was skipped on the way."""
+    """The planner's state at a position. ``hash``: of the event there. ``skipped``: what was skipped up to there."""
 
     state: State
     position: int
@@ -130,7 +130,7 @@ class Replayer:
 
     @cached_property
     def records(self) -> list[Recorded]:
-        """All records that can be read, in memory."""
+        """All records that can be read; in memory."""
         return [row.record for row in self._source.rows(Scan(self._source.base())) if row.record is not None]
 
     def verify(

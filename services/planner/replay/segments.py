@@ -88,7 +88,7 @@ class SegmentsSource:
 
     def _stored(self) -> Iterator[StoredRow]:
         """Yield the rows of all parts, as they are stored."""
-        last: Any = 0  # of a damaged row, anything
+        last: Any = 0  # a damaged row may have anything there
         for path in self._segments:
             for row in read_rows(path):
                 yield row

@@ -13,7 +13,7 @@ class ObjectKey(Generic[Value_co]):
     __slots__ = ("value",)
 
     def __init__(self, value: Value_co) -> None:
-        """Take the value, which nobody changes."""
+        """Take the value, which nobody may change."""
         self.value = value
 
     def __hash__(self) -> int:

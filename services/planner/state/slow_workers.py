@@ -25,10 +25,11 @@ TRIAL_S = 5.0
 return and another move would cost. An isolated node proves its links as long (``nodes/isolation.py``)."""
 
 TRIAL_MAX_S = 900.0
-"""Longest such time. An operator looks at a worker that has become slow eight times within an hour."""
+"""Longest such time, seconds. An operator looks at a worker that has become slow eight times within an hour."""
 
 MEMORY_S = 3600.0
-"""How long it is remembered that a worker became slow. One that heats up or shares its host does so many times."""
+"""How long it is remembered that a worker became slow. A worker that heats up or shares its host becomes slow many
+times."""
 
 FULL_SPEED = 1.0
 """The slowdown of a worker that is as fast as its peers."""

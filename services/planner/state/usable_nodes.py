@@ -28,7 +28,8 @@ class UsableNodes(NamedTuple):
     """The usable nodes. ``nodes``, ``workers``: how many there are of each kind that has one.
 
     ``since_us``: the microseconds from the epoch to the time since which each node is usable, of all together.
-    ``closed``: those that are closed to new work, in the order of the state. ``every_worker``: of all.
+    ``closed``: those that are closed to new work, in the order of the state. ``every_worker``: the workers of all
+    usable nodes.
     """
 
     nodes: Mapping[str, int]
@@ -50,7 +51,7 @@ def _us(at: datetime) -> int:
 
 
 _known: OrderedDict[ObjectKey[Mapping[str, Node]], UsableNodes] = OrderedDict()
-"""The one that was asked for last is the last."""
+"""What is known of sets of nodes; the set that was asked for last is at the end."""
 
 _lock = threading.Lock()
 """The lock of ``_known``: plans are made ahead in another thread than the present one."""
@@ -95,7 +96,7 @@ def _found(nodes: Mapping[str, Node]) -> UsableNodes:
 
 
 def _count(numbers: dict[str, int], workers: dict[str, int], node: Node, sign: int) -> None:
-    """Add a node to the numbers, or take it off; a kind of which there is no node has no number."""
+    """Add a node to the numbers, or take it off them; a kind without a node has no number."""
     kind = node.hardware
     numbers[kind] = numbers.get(kind, 0) + sign
     workers[kind] = workers.get(kind, 0) + sign * len(node.workers)

@@ -13,7 +13,7 @@ CORRECTION_BASE = 1.1
 """Corrections are powers of this number: 10% is finer than the hysteresis and coarser than the noise of a median."""
 
 MAX_EXPONENT = 300
-"""1.1 ** 300 is 2.6e12, further from the model than any plausible measurement."""
+"""Largest exponent of a correction: 1.1 ** 300 is 2.6e12, further from the model than any plausible measurement."""
 
 
 def measure(state: State, task: Task, layout: HardwareLayout, step_s: float) -> dict[HardwareLayout, int]:

@@ -22,7 +22,7 @@ RATED_STACK = "cpu"
 """Training software of workers that no data sheet describes. The setting ``worker_flop_per_s`` is their rate."""
 
 ASSUMED_UTILISATION = 0.4
-"""Part of a worker's peak that a training is taken to use whose layout is not known. Megatron's runs of 1.7B to 1T
+"""Part of a worker's peak that a training with an unknown layout is taken to use. Megatron's runs of 1.7B to 1T
 parameters used 43 to 52%, a quarter of it for activations that are computed again (SC'21, table 1)."""
 
 
@@ -99,7 +99,7 @@ def modelled_flop_per_s(spec: TaskSpec, layout: HardwareLayout, hardware: Hardwa
     return _modelled_flop_per_s(ObjectKey(spec), layout, hardware)
 
 
-@lru_cache(maxsize=4096)  # without it benchmarks.planner takes a quarter more processor time
+@lru_cache(maxsize=4096)  # without it ``benchmarks.planner`` takes a quarter more processor time
 def _modelled_flop_per_s(same: ObjectKey[TaskSpec], layout: HardwareLayout, hardware: Hardware) -> float:
     spec = same.value
     if spec.restarts_whole:

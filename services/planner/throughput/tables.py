@@ -44,7 +44,7 @@ MAX_TENSOR = 8
 """Greatest tensor size of the built-in trainer, which pads the vocabulary for up to so many workers."""
 
 _MAX_TABLES = 4096
-"""Tables remembered: more than one planning problem and its look-ahead need."""
+"""Tables that are remembered: more than one planning problem and its look-ahead need."""
 
 
 class ThroughputTable(NamedTuple):
