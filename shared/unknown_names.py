@@ -9,7 +9,8 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 _LONGEST_NAME = 100
-"""Longer names are compared with nothing: none is a slip of the pen, and comparing takes time that grows with it."""
+"""Longest name for which a similar one is looked for: a longer one is no slip of the pen, and comparing takes time that
+grows with it."""
 
 _MOST_LIKE = 1
 """Names that are proposed: a second one is seldom meant, and the allowed ones follow."""

@@ -40,9 +40,10 @@ class StepAccount:
     loss: float
     """Mean over the micro-batches, added up in their order; over their tokens, where those are counted."""
     sample_ids: list[int]
-    """In the order of the micro-batches."""
+    """Ids of the samples, in the order of the micro-batches."""
     tokens: float = 0.0
-    """Of all micro-batches, by which their gradients are divided; 0: the training loop has scaled them."""
+    """Number of tokens of all micro-batches, by which their gradients are divided; 0: the training loop has scaled
+    them."""
 
 
 @dataclass(slots=True)
@@ -50,11 +51,11 @@ class PartialStep:
     """The step in progress on one rank."""
 
     step: int
-    """Counts from 1."""
+    """Number of the step, counted from 1."""
     assigned: list[int]
     """The micro-batches that this rank's replica computes, since the members last agreed."""
     micro_batches: int
-    """Of the step, over all replicas."""
+    """Number of micro-batches in the step, over all replicas."""
     losses: dict[int, Any] = field(default_factory=dict)
     """The losses of the micro-batches that the last chunk has done, where that chunk computes the loss: numbers, or
     tensors that are not read yet (``unicron.losses``)."""
@@ -63,18 +64,18 @@ class PartialStep:
     samples: dict[int, list[int]] = field(default_factory=dict)
     """Sample ids of the micro-batches that some chunk has done."""
     done: list[set[int]] = field(default_factory=lambda: [set()])
-    """For each model chunk, the micro-batches whose gradients are in its sums."""
+    """The micro-batches whose gradients are in the sums, for each model chunk."""
     distrusted: bool = False
     """Whether a member that differs may have had a part in what is summed up: nothing of the step is kept then."""
     counted: MicroBatchesOfChunks = (frozenset(),)
-    """For each model chunk, the micro-batches that some rank of this model shard had counted when the members agreed.
+    """The micro-batches, for each model chunk, that some rank of this model shard had counted when the members agreed.
     This rank computes such a micro-batch again for other shards and chunks only."""
     computed: list[set[int]] = field(default_factory=lambda: [set()])
-    """For each model chunk, the assigned micro-batches that are done."""
+    """The assigned micro-batches that are done, for each model chunk."""
     generation: int = 0
     """The generation in which the members last agreed on this step."""
     account: StepAccount | None = None
-    """None until the ranks have agreed on it."""
+    """The account on which the ranks have agreed; None before that."""
     reduced: int = 0
     """How many buckets, from the first, contain the total over the whole batch."""
 
@@ -140,9 +141,9 @@ class KeptGradients:
     source: int = -1
     """The lowest rank that has the reduced buckets; -1: there are none."""
     reduced_by_rank: Mapping[int, int] = field(default_factory=dict)
-    """For each rank, how many of the reduced buckets it has. It receives the others from the source."""
+    """How many of the reduced buckets each rank has. It receives the others from the source."""
     kept_by_rank: Mapping[int, MicroBatchesOfChunks] = field(default_factory=dict)
-    """For each rank, the finished micro-batches that count: their gradients are in its buckets not yet reduced."""
+    """The finished micro-batches of each rank that count: their gradients are in its buckets not yet reduced."""
 
     @property
     def counted(self) -> MicroBatchesOfChunks:

@@ -22,7 +22,8 @@ from unicron import device
 from unicron.process import sockets
 
 WAKE_S = 0.01
-"""Between two knocks at the threads that an abort waits for. Chosen: short beside a recovery; a knock takes less."""
+"""Pause between two knocks at the threads that an abort waits for. Chosen: short beside a recovery; a knock takes
+less."""
 
 
 class Mark(ABC):
@@ -32,7 +33,7 @@ class Mark(ABC):
     """Whether all of it ended before collectives of several replicas were aborted; None: not known yet
     (``unicron.link.collectives``)."""
     before_replica: bool | None = None
-    """The same of collectives inside the replica."""
+    """Whether all of it ended before collectives inside the replica were aborted; None: not known yet."""
 
     @abstractmethod
     def is_reached(self) -> bool:

@@ -34,8 +34,8 @@ from shared.log.schema import COLUMNS, Database, StoredRow, create_log, postgres
 from shared.machine.durable_files import sync_folder
 
 SOLE_S = 2.0
-"""How long another program that has the log open is waited for: one that only looks at it is done in less, a service
-has it open all the time."""
+"""How long another program that has the log open is waited for: a program that only looks at it is done sooner, a
+service has it open all the time."""
 
 _POLL_S = 0.05
 """Pause between two looks at the list of connections."""

@@ -106,7 +106,7 @@ def _span(
 def recompute_start(impact: Impact) -> datetime | None:
     """Return when the first recomputed step began: it ended at ``restored``, as the target's first step.
 
-    A step time that would begin it before the plan, or before the drain, is that of other circumstances.
+    A step time by which it would have begun before the plan, or before the drain, was measured in other circumstances.
     """
     if impact.restored_at is None or impact.steps_recomputed <= 0 or impact.step_s <= 0.0:
         return None

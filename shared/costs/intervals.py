@@ -7,7 +7,7 @@ from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 
 Interval = tuple[float, float]
-"""From, and up to but without, in seconds since the epoch."""
+"""Beginning and end (not included), in seconds since the epoch."""
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:

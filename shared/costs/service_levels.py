@@ -66,5 +66,5 @@ def trained_s(task: TaskView, charges: Iterable[Charge], window: Window) -> floa
 
 
 def fraction(part: float, whole: float) -> float | None:
-    """Return a part of a whole; None of nothing."""
+    """Return the part over the whole; None where the whole is zero."""
     return part / whole if whole > 0.0 else None

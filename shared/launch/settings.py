@@ -194,7 +194,7 @@ def ramp_problem(values: Mapping[str, Any]) -> str:
 
 
 def _wrong_ramp(values: Mapping[str, Any], options: Mapping[str, str]) -> list[Finding]:
-    """Return that a batch cannot grow as the arguments say."""
+    """Return the finding that a batch cannot grow as the arguments say."""
     why = ramp_problem(values)
     dest = "rampup_batch_size"
     instead = "START INCREMENT SAMPLES: whole increments, which are positive, from START to --global-batch-size"

@@ -54,7 +54,7 @@ class ArchivedRows:
         self._checked: set[str] = set()
         """Files whose digest was compared."""
         self._cursors: list[_Cursor] = []
-        """The one that was used last is at the end."""
+        """The cursors; the one that was used last is at the end."""
         self._lock = threading.Lock()
 
     def rows(self, after: int = 0) -> Iterator[StoredRow]:

@@ -78,7 +78,7 @@ class Base(NamedTuple):
 
 
 START = Base()
-"""Before the first event of all."""
+"""The place before the first event of all."""
 
 
 def create_base(connection: Connection, base: Base) -> None:

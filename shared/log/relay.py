@@ -50,7 +50,7 @@ DELETED_WITHIN_S = 2.0
 then: milliseconds later. A disk on which nothing can be made costs an attempt this much longer."""
 
 DELETION_LOOK_S = 0.05
-"""Between two attempts to make a stream."""
+"""Pause between two attempts to make a stream."""
 
 STUCK_S = 20.0
 """A stream that has not taken the same row for this time, while the server answers, is rebuilt. nats-server (2.12 to
@@ -121,7 +121,7 @@ class _Equal(NamedTuple):
     position: int
     reconnects: int
     until_s: float
-    """On the monotonic clock."""
+    """When that ends, on the monotonic clock."""
 
     def counts(self, reconnects: int, now_s: float) -> bool:
         """Return whether the stream still counts as equal."""

@@ -22,8 +22,9 @@ _PR_SET_DUMPABLE = 4
 """The option of ``prctl(2)`` (value from ``linux/prctl.h``)."""
 
 THRESHOLDS = (100_000, 20, 20)
-"""New objects between two collections, and collections of each generation between two of the next: those of some plans
-of 2,048 nodes, so that most are gone when they are looked at. 100,000 small objects take 10 MB."""
+"""New objects between two collections, and collections of each generation between two of the next. Chosen: the objects
+of some plans of 2,048 nodes, so that most are gone when the collector looks at them. 100,000 small objects take 10
+MB."""
 
 
 def die_with_parent(signum: signal.Signals, parent_pid: int | None = None) -> bool:

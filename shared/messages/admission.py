@@ -83,7 +83,7 @@ ALIVE = Endpoint("unicron.alive.*.*", NOTHING, Signs(b"+"), by=("detector",), to
 agent asks again."""
 
 REVOKED = Endpoint("unicron.revoked.*.*", Revocation, NOTHING, by=("detector",), to=("node",))
-"""To the agent with this node and incarnation."""
+"""Sent to the agent with this node and incarnation."""
 
 DEPARTURES = Endpoint(
     "unicron.departures.*", Departure, DepartureAnswer, by=("node",), to=("detector",), timeout_s=1.0, names_sender=True

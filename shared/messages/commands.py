@@ -226,5 +226,5 @@ LEFTOVERS = Endpoint(
     to=("node",),
     timeout_s=5.0,
 )
-"""On it the detector has ranks ended that a node has left over: the transition service alone gives other commands. The
+"""The detector's request to end ranks that a node has left over: all other commands are the transition service's. The
 agent kills them, and answers within its own grace."""

@@ -17,7 +17,7 @@ from shared.bus.messages import REASON_CHARACTERS, Integer, Message, MessageId
 from shared.errors import InvalidInput
 
 HANGS = ("stop", "sleep", "deadlock", "spin", "collective")
-"""Arguments of ``hang``; the first one where there is none."""
+"""Arguments of ``hang``; without an argument the first one counts."""
 
 FOREVER = "forever"
 """Argument of ``disconnect``: until the agent ends."""

@@ -41,7 +41,7 @@ class Part(NamedTuple):
 
     name: str
     version: str
-    """Another one once the file was changed."""
+    """Text that is another one once the file was changed."""
     data_begin: int
     """Where in the file its tensors' numbers begin, behind the header."""
     data_bytes: int

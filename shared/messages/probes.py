@@ -39,7 +39,7 @@ CONNECT_FRACTION = 0.5
 the connection, a round trip, so it would come too late in any case."""
 
 CONNECT_LATE_S = 0.05
-"""If that time-out fires later than by this, the prober may not have seen a connection yet, and waits for all of the
+"""Lateness of that time-out from which the prober may not have seen a connection yet, and waits for all of the
 time-out. Four turns of an event loop with nothing else to do take less than a millisecond."""
 
 LATE_S = 0.25

@@ -42,4 +42,4 @@ class Reachability(Message):
 REACHABILITY = Endpoint("unicron.reachability", Reachability, NOTHING, by=("detector",), to=("api",))
 
 ECHO = Endpoint("unicron.echo.*", NOTHING, NOTHING, by=("detector",), to=("detector",))
-"""On it a detector hears itself, which shows that its own connection works."""
+"""The detector's messages to itself, which show that its own connection works."""

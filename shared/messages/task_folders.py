@@ -81,9 +81,9 @@ class _Result(NamedTuple):
 
     size_bytes: int
     version: str
-    """Another one once it was changed."""
+    """Text that is another one once the result was changed."""
     read: Callable[[int, int], bytes]
-    """Returns so many bytes, at most, from an offset on."""
+    """Returns up to so many bytes from an offset on."""
 
 
 class TaskFolders:

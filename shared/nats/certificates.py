@@ -26,7 +26,7 @@ VALID = timedelta(days=3650)
 is worse off than one whose operator replaces them on purpose: revocation is a new authority."""
 
 CLOCK_ERROR = timedelta(days=1)
-"""By so much certificates are valid before they were made: clocks of nodes may be behind."""
+"""Time before they were made from which certificates are valid: clocks of nodes may be behind."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ class Changes:
 
     def __init__(self) -> None:
         self._waiters: dict[asyncio.Future[None], None] = {}
-        """In the order in which they began to wait: they are woken in it."""
+        """The tasks that wait, in the order in which they began to: they are woken in it."""
 
     def notify(self) -> None:
         """Have every waiting task evaluate its predicate again. To be called after each change of the state."""

@@ -52,7 +52,7 @@ def application(registry: CollectorRegistry, hosts: KnownHosts) -> ASGIApp:
     metrics = make_asgi_app(registry)
 
     class _Metrics:
-        """A class: Starlette takes it for an ASGI application, and a function for an endpoint of its own."""
+        """A class, since Starlette takes a class for an ASGI application, and a function for an endpoint of its own."""
 
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             await metrics(scope, receive, send)

@@ -37,11 +37,11 @@ logger = logging.getLogger(__name__)
 S = TypeVar("S")
 
 AT_STOP = 10
-"""At a planned stop a snapshot is written if this part of ``state_snapshot_events`` has come since the last one: to
+"""Divisor of ``state_snapshot_events``: so many events since the last snapshot have one written at a planned stop. To
 fold fewer at the next start takes less time than to write."""
 
 MOST_AT_STOP = 2
-"""And if not more than this many times ``state_snapshot_events`` have come, which would take too long at a stop."""
+"""Multiple of ``state_snapshot_events`` beyond which none is written at a planned stop: it would take too long."""
 
 _NICENESS = 19
 """The niceness of the process that writes: everything else comes first."""

@@ -48,7 +48,7 @@ _PAGE = 500
 """Records that are read at once, as a follower of the log reads them."""
 
 _LONGEST_HEADER_BYTES = 10_000
-"""Far above any header: a file without an end of line is not read whole to find that out."""
+"""Longest header that is read, far above any: a file without an end of line is not read whole to find that out."""
 
 
 @dataclass(frozen=True)

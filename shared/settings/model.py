@@ -230,8 +230,8 @@ class Settings(BaseSettings, EscalationLimits):
     """How much of a rank's output stays on its node, in bytes: at least the newest half of it. A rank prints some lines
     a step, so this is weeks of them, and what a loop of errors prints in seconds. 0: all. The agent reads it."""
     rank_output_files: int = Field(default=8, ge=0)
-    """Of how many processes of a worker, the newest, the output of one task stays on its node: those of the incidents
-    that are still looked into. 0: of all. The agent reads it."""
+    """How many of a worker's processes, the newest ones, have their output of one task kept on the node: those of the
+    incidents that are still looked into. 0: all. The agent reads it."""
 
     heartbeat_interval_s: Seconds = 0.25
     """Four heartbeats a second cost four small messages; the interval bounds how late a lost node is noticed."""
@@ -298,7 +298,7 @@ class Settings(BaseSettings, EscalationLimits):
     """Whether plans count on snapshots in memory (``checkpoint.memory_every``) where a replica spans several workers:
     transitions then cost a transfer between memories, and otherwise a restore, which is an upper bound."""
     price_per_worker_hour: float = Field(default=2.0, ge=0)
-    """In ``currency``."""
+    """Price of an hour of one worker, in ``currency``."""
     prices: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     """Kind of workers -> price of a worker-hour, in place of ``price_per_worker_hour``; rent, or energy alone."""
     value_per_eflop: float = Field(default=0.0, ge=0)

@@ -37,8 +37,8 @@ UNKNOWN_STEPS = 1_000_000_000
 """``steps`` of a task whose script alone knows when it has ended."""
 
 UNKNOWN_MODEL = {"layers": 24, "hidden": 2048, "heads": 16, "sequence_length": 2048, "vocabulary": 50_257}
-"""In place of the model of a script that does not say which: GPT-3 XL (Brown et al. 2020, table 2.1). The planner
-weighs such a task as if it trained that model."""
+"""The model that stands for that of a script that does not say which: GPT-3 XL (Brown et al. 2020, table 2.1). The
+planner weighs such a task as if it trained that model."""
 
 BYTE_VOCABULARY = 257
 """Tokens of a byte-level text: one for each byte, and the end of a document (``unicron.trainer.data``)."""

@@ -20,7 +20,8 @@ TIMES_USUAL = 2.0
 what a busy machine makes of it."""
 
 LEAST_LATE_S = 5.0
-"""And no earlier than so much later than the median: that of a retry in place is below a second."""
+"""Least time, seconds, by which an incident has to be later than the median to be stuck: a retry in place has a median
+below a second."""
 
 NEVER_HEALED_S = 600.0
 """Age from which an open incident is stuck where none of its kind was healed before. Chosen: far above any recovery,

@@ -26,7 +26,7 @@ MANIFEST = "manifest.json"
 """Name of the manifest. Its checksums (XXH3) find accidental damage, not a forgery."""
 
 FORMAT = 2
-"""Of the checkpoint. One of another format is refused: reading it might run what is in it."""
+"""The format of a checkpoint. One of another format is refused: reading it might run what is in it."""
 
 _GENERATION = re.compile(r"generation-(\d+)")
 _STEP = re.compile(r"step-(\d+)")
@@ -38,7 +38,7 @@ class PartFile:
 
     bytes: int
     checksum: str
-    """In hexadecimal."""
+    """Checksum of the file, in hexadecimal."""
     chunks: dict[str, StateChunk]
     """Name of the tensor in the file -> the chunk of the state that it contains, flat."""
 
@@ -76,9 +76,9 @@ class Manifest:
     step: int
     """Updates applied to the state."""
     digest: str
-    """Of the samples of those updates, in hexadecimal."""
+    """Digest of the samples of those updates, in hexadecimal."""
     files: dict[str, PartFile]
-    """By name."""
+    """Name of a file -> the file."""
     order_samples: int = 0
     """Samples from whose number the order of all samples was drawn; 0: not known, as in a script's own loop."""
 

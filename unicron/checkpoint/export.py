@@ -35,7 +35,7 @@ from unicron.state.transfer import AgreedState
 from unicron.state.transfer_plan import Transfer, TransferPlan, plan_transfers
 
 NAME = "parameters"
-"""Of the files, before what tells them apart."""
+"""Beginning of the files' names, before what tells them apart."""
 
 SUFFIX = ".safetensors"
 
@@ -61,7 +61,7 @@ class ExportFile(NamedTuple):
     rank: int
     """The rank that writes it."""
     tensors: list[StateChunk]
-    """Whole ones, in their order in the file."""
+    """The tensors of the file, whole ones, in their order in it."""
 
 
 class Exported(NamedTuple):

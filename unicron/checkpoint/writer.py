@@ -41,9 +41,9 @@ class Outcomes(NamedTuple):
     """What is called, on the writer's thread, with the outcome of a checkpoint."""
 
     published: Callable[[int, str], None]
-    """On rank 0, with step and location, once the checkpoint is published."""
+    """Called on rank 0, with step and location, once the checkpoint is published."""
     failed: Callable[[int, str], None]
-    """With step and reason, on the ranks that know why there is no checkpoint."""
+    """Called with step and reason, on the ranks that know why there is no checkpoint."""
 
 
 PROGRESS_S = 1.0
@@ -56,7 +56,7 @@ class _Part:
     """One rank's part of one checkpoint."""
 
     location: str
-    """Of the checkpoint."""
+    """Where the checkpoint goes."""
     step: int
     digest: str
     written: Future[None]

@@ -57,7 +57,7 @@ class Accumulator(ABC):
         elements = max(1, bucket_bytes(sum(sizes) * self.bytes_per_element) // self.bytes_per_element)
         self.slices = bucket_slices(sizes, elements)
         self.buffers = [spans([tensors[i].view(-1)[a:b] for i, a, b in bucket]) for bucket in self.slices]
-        """For each bucket, views of its parts of the tensors: one where the tensors follow one another in memory."""
+        """Views of each bucket's parts of the tensors: one where the tensors follow one another in memory."""
 
     @property
     def buckets(self) -> int:
@@ -248,7 +248,7 @@ class _Location(NamedTuple):
 
     bucket: int
     offset: int
-    """In the bucket."""
+    """Where the part begins in the bucket."""
     buffer: torch.Tensor
     """The view of the tensor."""
 
@@ -292,11 +292,11 @@ class SeparateAccumulator(Accumulator):
         self._sums = [self._zeros(sum(b.numel() for b in buffers), device) for buffers in self.buffers]
         numbers = chunks or [0] * len(tensors)
         self._sources: list[list[torch.Tensor]] = [[] for _ in range(1 + max(numbers))]
-        """For each model chunk, what backward passes add to."""
+        """The tensors that backward passes add to, for each model chunk."""
         for i, source in [*enumerate(tensors), *leaves]:
             self._sources[numbers[i]].append(source)
         self._added: list[list[list[_Location]]] = [[[] for _ in self.slices] for _ in self._sources]
-        """For each model chunk and bucket."""
+        """Where the parts lie, for each model chunk and bucket."""
         chunk_of = {t.untyped_storage().data_ptr(): chunk for t, chunk in zip(tensors, numbers, strict=True)}
         for bucket, buffers in enumerate(self.buffers):
             for location in _locations(bucket, buffers):

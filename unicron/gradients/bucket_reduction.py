@@ -44,7 +44,7 @@ class BucketReduction(OverlappedReduction):
         self._accumulator = accumulator
         number_of = {parameter: number for number, group in enumerate(self._groups) for parameter in group.params}
         self._needed = [frozenset(number_of[trained[one.tensor]] for one in bucket) for bucket in accumulator.slices]
-        """For each bucket, the bucket groups that have gradients in it."""
+        """The bucket groups that have gradients in each bucket."""
         self._sent: set[int] = set()
         """The bucket groups of which gradients were sent in this generation's step."""
         self._reduction: Reduction | None = None

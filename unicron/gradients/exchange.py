@@ -1,4 +1,4 @@
-"""Exchanges: the sum of some gradients over ranks outside of the data-parallel group, once the latter have reduced."""
+"""Exchanges: sums of some gradients over ranks outside of the data-parallel group, which has reduced them before."""
 
 from __future__ import annotations
 

@@ -58,10 +58,10 @@ class OverlappedReduction(ABC):
         """
         self._groups = bucket_groups(model)
         self._expected: list[Counter[torch.nn.Parameter]] = []
-        """For each group, how often one micro-batch adds a gradient to each parameter; empty: not known yet."""
+        """How often one micro-batch adds a gradient to each parameter, for each group; empty: not known yet."""
         self._counts: list[Counter[torch.nn.Parameter]] = []
         self._left: list[int] = []
-        """For each group, how many gradients the passes that were announced have still to add."""
+        """How many gradients the passes that were announced have still to add, for each group."""
         self._passes = 0
         self._hooks = Hooks()
         self._error: Exception | None = None

@@ -12,9 +12,9 @@ class Precision(Enum):
     """Megatron's own precision. Another order of additions (another number of replicas, another rank that computes a
     micro-batch) changes the rounding of many sums."""
     FLOAT64 = "float64"
-    """Of float64 sums another order changes about one bit in 2**29 of the float32 totals: in practice none."""
+    """float64 sums. Another order changes about one bit in 2**29 of the float32 totals: in practice none."""
     EXACT = "exact"
-    """Sums of integers: another order changes nothing."""
+    """Sums of integers, which another order does not change."""
 
     @classmethod
     def of_task(cls, *, exact: bool, deterministic_sums: bool) -> Precision:

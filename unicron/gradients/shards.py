@@ -53,8 +53,8 @@ class ShardReduction(OverlappedReduction):
         self._exchanges = [
             ExchangeInPlace(self._own_parts([tensors[i] for i in one.tensors]), one.group) for one in exchanges
         ]
-        """Of what this rank's optimizer updates. The other ranks of such a group update the same: equal shards are
-        divided equally, and Megatron gives a weight that two stages share a bucket of its own."""
+        """The exchanges of what this rank's optimizer updates. The other ranks of such a group update the same: equal
+        shards are divided equally, and Megatron gives a weight that two stages share a bucket of its own."""
         self._shards: list[list[torch.Tensor]] = []
         self._launched = 0
         self._sent: deque[_Sent] = deque()

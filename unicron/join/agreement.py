@@ -47,8 +47,8 @@ class Report:
     last_step: int = 0
     """The step behind which the training ends: an earlier one than the others know, where it has agreed to end."""
     micro_batches: tuple[tuple[int, ...], ...] = ((),)
-    """For that step, for each model chunk (of which all members have equally many), ``FREE``, ``ASSIGNED`` or ``DONE``
-    for each micro-batch. The buckets that are not reduced contain the sum of the gradients of those done."""
+    """The state of each micro-batch of that step (``FREE``, ``ASSIGNED`` or ``DONE``), for each model chunk, of which
+    all members have equally many. The buckets that are not reduced contain the sum of the gradients of those done."""
 
     def done(self) -> MicroBatchesOfChunks:
         """Return the micro-batches that are done, for each model chunk."""
@@ -146,10 +146,11 @@ class Deal:
     """How the members complete an interrupted step."""
 
     kept: Mapping[tuple[int, int], KeptGradients]
-    """For each model shard (tensor- and pipeline-parallel rank)."""
+    """What the ranks keep of each model shard (tensor- and pipeline-parallel rank)."""
     assigned: Sequence[tuple[int, ...]]
-    """For each replica, the micro-batches that it computes. A rank adds, in each model chunk, the gradients of those
-    that its shard has not counted; where the gradient buffers are the sums, of all, unless the shard is reduced."""
+    """The micro-batches that each replica computes. A rank adds, in each model chunk, the gradients of the
+    micro-batches that its shard has not counted. Where the gradient buffers are the sums, it adds those of all, unless
+    the shard is reduced."""
     accountant: int
     """The lowest rank that knows the account of the whole step; -1: none does."""
 

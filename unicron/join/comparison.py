@@ -39,9 +39,9 @@ class Members:
     """What a rank knows of a generation's members when it has joined."""
 
     proven: Collection[int]
-    """The ranks that have trained in a generation before: they have passed a comparison."""
+    """The ranks that have trained in a generation before, and so have passed a comparison."""
     shards: int = 1
-    """Of the model."""
+    """Number of shards of the model."""
     recorded: Identity = field(default_factory=dict)
     """What the log has recorded of the task."""
 

@@ -34,7 +34,8 @@ from unicron.protocol.messages import Configure
 from unicron.torch_names import FLIGHT_RECORDER_ENTRIES
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""Torch's default. The detector finds a peer that does not come, by the progress of the ranks, long before that."""
+"""Time-out of the groups: torch's default. The detector finds a peer that does not come, by the progress of the ranks,
+long before that."""
 
 ABORT_LIMIT_S = 10.0
 """Longest time that an abort may take. Then the process ends, with ``EXIT_ABORT``, and is replaced: torch's own abort

@@ -11,7 +11,8 @@ from unicron.join.identity import Identity
 from unicron.megatron.optimizer import OF_PEERS, torch_optimizers
 
 COUNTS = frozenset({"step"})
-"""What some optimizers count in a group; it belongs to the state, which moves (``unicron.megatron.optimizer``)."""
+"""Names of what some optimizers count in a group; it belongs to the state, which moves
+(``unicron.megatron.optimizer``)."""
 
 
 def hyperparameters(optimizer: Any, shard: tuple[int, int], shards: int) -> Identity:

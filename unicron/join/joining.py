@@ -57,7 +57,7 @@ class Resumption:
     """What the members agreed on about an interrupted step, for one rank."""
 
     deal: list[list[int]]
-    """For each rank, the micro-batches of the step that it has kept or computes."""
+    """The micro-batches of the step that each rank has kept or computes."""
     computed: int
     """How many micro-batches this rank computes to complete the step."""
     buckets_kept: int
@@ -71,13 +71,13 @@ class JoinResult:
     source: str
     """Where the rank's state came from: the values of ``Resumed.source``."""
     durations_s: Mapping[str, float] = field(default_factory=dict)
-    """Of the phases ``rebuild``, ``agree`` and ``move``."""
+    """Durations of the phases ``rebuild``, ``agree`` and ``move``."""
     steps_recomputed: int = 0
     """Updates that had been applied before the fault and have to be computed again."""
     checkpoint: str = ""
     """The checkpoint that the state was read from; empty: none."""
     resumption: Resumption | None = None
-    """None: the next step begins anew."""
+    """What is resumed of an interrupted step; None: the next step begins anew."""
     shares: Sequence[int] = ()
     """How many micro-batches of a step each replica computes; empty: equally many."""
     repeats_update: bool = False
@@ -120,7 +120,7 @@ class _FoundOrigin(NamedTuple):
 
     generation: int
     step: int
-    """Of the state there, if it counts; -1: it does not."""
+    """Updates applied to the state that was found there; -1: it does not count."""
 
 
 class Joiner:
@@ -161,7 +161,7 @@ class Joiner:
         self._build, self._initialise, self._snapshots, self._precision = build, initialise, snapshots, precision
         self.rank_state: RankState | None = None
         self.store: dist.Store
-        """Of the generation joined last."""
+        """The store of the generation joined last."""
         self._roles: dict[str, Any] = {}
         self._random: torch.Tensor | None = None
         """The generator's state before the first model was built."""

@@ -28,7 +28,7 @@ LIBRARIES = (
 while a cluster is upgraded, ranks of one version of it train beside those of another."""
 
 SHOWN_CHARACTERS = 16
-"""Of the hash of a file that are compared and shown: 64 bits."""
+"""Characters of a file's hash that are compared and shown: 64 bits."""
 
 SAMPLES = 16
 """Places of a large file that are hashed, evenly apart, with its beginning and its end. Chosen: a look at a file of

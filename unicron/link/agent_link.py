@@ -80,9 +80,9 @@ class AgentLink(Collectives):
         self._requests: set[int] = set()
         self._unanswered_drain = False
         self.on_inject: Callable[[Inject], None] | None = None
-        """Called, on the connection's thread, with each request for a fault; None: they are ignored."""
+        """Called, on the connection's thread, with each request for a fault; None: such requests are ignored."""
         self.at_end: Callable[[], None] | None = None
-        """To be called at the end of a script that goes on behind the last step; None: the last step is not done."""
+        """Called at the end of a script that goes on behind the last step; None: the last step is not done."""
         self.undone: Callable[[], tuple[int, int] | None] = lambda: None
         """Returns the step that is done and the last one, where a script that ends now leaves steps out; else None."""
         self._connection: AgentConnection | None = None

@@ -21,13 +21,13 @@ from unicron.backend import Backend
 from unicron.process import sockets
 
 BREAK_AGAIN_S = 0.005
-"""Between two rounds of breaking: the training thread may be about to enter a collective, or to connect. Chosen: short
-beside a recovery."""
+"""Pause between two rounds of breaking: the training thread may be about to enter a collective, or to connect. Chosen:
+short beside a recovery."""
 
 
 SPARED_S = 0.05
-"""Between two rounds while the replica is spared: its sockets are all connected, so one round does, and what is left is
-to notice that the replica is stuck. A new hold ends the wait."""
+"""Pause between two rounds while the replica is spared: its sockets are all connected, so one round does, and what is
+left is to notice that the replica is stuck. A new hold ends the wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,7 +85,7 @@ class Breaker:
         self.broken_at_s: float | None = None
         """When sockets were first shut since ``enter``, on the monotonic clock; None: they were not."""
         self.replica_broken_at_s: float | None = None
-        """The same of the replica's own."""
+        """When the replica's own sockets were first shut since ``enter``; None: they were not."""
 
     def start(self) -> None:
         """Start the thread."""

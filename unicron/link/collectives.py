@@ -24,7 +24,8 @@ from unicron.link.sparing import Sparing
 from unicron.link.waiting import has_ended
 
 DEVICE_POLL_S = 0.001
-"""Between two looks at whether the device has done a rank's last micro-batch. Chosen: short beside a micro-batch."""
+"""Pause between two looks at whether the device has done a rank's last micro-batch. Chosen: short beside a
+micro-batch."""
 
 STUCK_S = 0.3
 """How long after its sockets were shut a collective is given up. Measured: a collective ends within 20 ms of that, but
@@ -44,9 +45,9 @@ class Collectives(ABC):
         self._sparing = Sparing()
         self._breaker = Breaker(changed, self.is_held, self._spares, self._before_abort)
         self._marks: list[Mark] = []
-        """Those of this generation of which it is not known yet whether they count."""
+        """Marks of this generation of which it is not known yet whether they count."""
         self._shared_aborted = self._replica_aborted = False
-        """Whether this generation's collectives are aborted, or about to be: of several replicas; inside this one."""
+        """Whether collectives of this generation are aborted, or about to be: of several replicas; inside this one."""
         self.abandoned: list[Any] = []
         """Collectives of this generation that were given up: its groups may not be destroyed before they end."""
 

@@ -32,12 +32,12 @@ MAX_NAMES = 32
 """Names of unknown messages that are reported, each once."""
 
 RETRY_S = 0.05
-"""Between two attempts to reach the agent's successor. Chosen: short beside the default grace period (5 s), long beside
-the duration of a connect within one machine."""
+"""Pause between two attempts to reach the agent's successor. Chosen: short beside the default grace period (5 s), long
+beside the duration of a connect within one machine."""
 
 
 FLUSH_PAUSE_S = 0.001
-"""Between two looks at whether the last messages have left the process: short beside the end of a process."""
+"""Pause between two looks at whether the last messages have left the process: short beside the end of a process."""
 
 MAX_KEPT = 64
 """Messages that are kept for an agent that has never sent ``Received`` (a version that does not know it)."""

@@ -22,7 +22,7 @@ class NewestProgress:
         """Args: interval_s: for how long progress may be kept back."""
         self._interval_s = interval_s
         self._ended: Progress | None = None
-        """Of the last step that has ended, until it is sent."""
+        """The progress behind the last step that has ended, until it is sent."""
         self._newest: Progress | None = None
         self.is_kept_back = False
         """Whether there is progress that has not been sent."""

@@ -20,7 +20,7 @@ takes a rank for hanging after three whole steps (``hang_factor`` of its setting
 alone, not the peers that wait for it."""
 
 UNMEASURED_S = 20.0
-"""The same before a first micro-batch is finished, in which backends connect and compile: as long as the members of a
+"""The limit before a first micro-batch is finished, in which backends connect and compile: as long as the members of a
 generation wait for one another when it begins."""
 
 

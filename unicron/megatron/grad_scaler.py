@@ -15,7 +15,7 @@ import torch
 from unicron import device
 
 NAME = "unicron.loss_scale"
-"""Of the tensor, among those of parameters and buffers."""
+"""Name of the tensor, among those of parameters and buffers."""
 
 _SKIPPED, _REPLICAS, _SKIPS, _SCALE = range(4)
 """Where each number is: whether the last update was skipped, the number of replicas, how many updates were skipped
@@ -39,7 +39,7 @@ class GradScaler:
         """The numbers behind the update that the state stands behind, which the host reads without the device."""
         self._first = list(self._kept)
         self.numbers = torch.tensor(self._kept, dtype=torch.float64, device=device.current() if self.applies else "cpu")
-        """The same as a tensor, to which other ones may be written: then ``load`` comes next."""
+        """The same numbers as a tensor, to which others may be written: then ``load`` comes next."""
 
     def spread(self, replicas: int) -> None:
         """Multiply losses by a number of replicas, and divide each rank's sums by it before ranks add them up.

@@ -150,17 +150,18 @@ class LossScale:
             scaler: the optimizer's loss scale, which is applied first.
         """
         self.micro_batches = micro_batches
-        """M of the present step."""
+        """M: the number of micro-batches of the present step."""
         self._scaler = scaler if scaler is not None and scaler.applies else None
         self._factor = 1.0
         self._computed = self._filling = self._scaled = 0
-        """Of the present call: its micro-batches, how many of them only fill the schedule, and the losses scaled."""
+        """Numbers of the present call: its micro-batches, how many of them only fill the schedule, and the losses
+        scaled."""
         self._counts_tokens: bool | None = None
         """Whether losses are committed as sums over tokens that gradients are divided by; None: not known yet."""
         self._begun: list[torch.Tensor] | None = []
         """The losses that the backward passes of a first step began with; None: they were compared, or cannot be."""
         self._committed: list[Any] = []
-        """What these should be, of the same micro-batches, by what was committed."""
+        """What these losses should be, by what was committed for the same micro-batches."""
         self._config: Any = config_of(model) if is_megatron(model) else None
         if self._config is not None and self._config.deallocate_pipeline_outputs and last_stage() > 0:
             # A pipeline gives the memory of an output back before its backward pass, and what is left is any number.
@@ -281,4 +282,5 @@ _EXPLAINED = {
         "calculate_per_token_loss=True the loss function returns that sum, as Megatron's own, and divides it by nothing"
     ),
 }
-"""By whether ``calculate_per_token_loss`` is set, and whether the committed losses are sums over tokens."""
+"""The messages, by whether ``calculate_per_token_loss`` is set, and whether the committed losses are sums over
+tokens."""

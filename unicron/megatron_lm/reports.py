@@ -15,7 +15,7 @@ DEFAULT = ("lm loss",)
 
 
 class Reports:
-    """Of one rank, micro-batch by micro-batch of a step."""
+    """The reports of one rank, micro-batch by micro-batch of a step."""
 
     def __init__(self) -> None:
         """Begin."""

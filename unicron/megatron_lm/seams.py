@@ -28,11 +28,12 @@ class Seam:
     """One name of Megatron-LM's."""
 
     name: str
-    """Of the attribute, with dots inside a class."""
+    """Name of the attribute, with dots inside a class."""
     module: str
     way: Literal["replaced", "wrapped", "called", "read"]
     parameters: tuple[str, ...]
-    """Of a replaced one: all, in order. Of a wrapped one: those that are read. Of a called one: those of the call."""
+    """The parameters. Of a replaced one: all, in order. Of a wrapped one: those that are read. Of a called one: those
+    of the call."""
     purpose: str
     some: tuple[str, ...] = ()
     """Parameters of some releases. Of a replaced one: what may be behind the others. Of a called one: what it is called
@@ -253,10 +254,10 @@ SEAMS = (
         "which checkpoint is the newest",
     ),
 )  # fmt: skip
-"""All of them."""
+"""All seams."""
 
 BY_NAME = {seam.name: seam for seam in SEAMS}
-"""Each of them by the name in the table, which is that of the first release."""
+"""The seams by their names in the table, which are those of the first release."""
 
 
 def check() -> None:

@@ -19,7 +19,7 @@ class Refused(NamedTuple):
     """An argument with which a step cannot be healed, or not be trained rightly."""
 
     name: str
-    """Of the attribute of Megatron-LM's arguments."""
+    """Name of the attribute of Megatron-LM's arguments."""
     allowed: tuple[Any, ...]
     reason: str
     instead: str = _NEXT_TO_HEALING
@@ -113,9 +113,9 @@ class Plan(NamedTuple):
 
     steps: int
     micro_batches: int
-    """In the largest update, over all replicas."""
+    """Number of micro-batches in the largest update, over all replicas."""
     micro_batch: int
-    """Samples."""
+    """Number of samples."""
     global_batch: int
     tensor: int
     pipeline: int

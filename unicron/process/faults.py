@@ -57,7 +57,7 @@ from unicron.protocol import environment
 from unicron.protocol.messages import Inject
 
 FOREVER_S = 86_400.0
-"""Longer than any test or demo."""
+"""A time longer than any test or demo."""
 
 
 BEGIN, REDUCTION = "0", "reduce"
@@ -130,7 +130,7 @@ class ScheduledFault:
     """One fault that will happen in this process."""
 
     rank: int | None
-    """None: every rank."""
+    """The rank that the fault is for; None: every rank."""
     step: int
     at: str
     kind: str

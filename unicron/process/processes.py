@@ -11,7 +11,7 @@ import socket
 import struct
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
-"""From linux/prctl.h."""
+"""Options of ``prctl(2)`` (linux/prctl.h)."""
 
 _CREDENTIALS = struct.Struct("3i")
 """``struct ucred``: pid, uid, gid (unix(7))."""

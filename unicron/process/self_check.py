@@ -17,7 +17,7 @@ COMPUTE_S = 0.3
 """How long products are computed, in all, on the processor and on each device: some hundred of them."""
 
 MEMORY_S = 3.0
-"""How long memory is tested at most: 256 MiB take one second on a core of the slowest machine that was measured."""
+"""Longest time for the test of memory: 256 MiB take one second on a core of the slowest machine that was measured."""
 
 SIDE = 256
 """Rows and columns of the matrices. Their entries are integers of magnitude 8 at most, so each sum of products stays

@@ -18,7 +18,7 @@ NCCL_SOCKET = b"nccl-socket-"
 ``ipcsocket.cc``)."""
 
 CONNECT_TIMEOUT_S = 0.2
-"""For connecting to a listening socket of this same process, not over a network."""
+"""Time-out for connecting to a listening socket of this same process, not over a network."""
 
 
 def _sockets() -> Iterator[tuple[int, socket.socket]]:

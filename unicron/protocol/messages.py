@@ -44,7 +44,7 @@ MAX_INTEGER = 1 << 53
 """Largest integer in a message: readers of JSON agree up to here (RFC 8259, section 6)."""
 
 UNREADABLE = object()
-"""In place of a value of another type than its field's."""
+"""Stands for a value of another type than its field's."""
 
 MAX_LINE_BYTES = 1 << 20
 """Longest accepted line. The largest field is a traceback, at most 16 KiB (``unicron.link.reporting``)."""
@@ -164,7 +164,7 @@ class AskGroups(Message):
 
     name: ClassVar[str] = "ask-groups"
     request: int
-    """Repeated in the answer."""
+    """Number of the request, which the answer repeats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +219,7 @@ class CheckpointFailed(Message):
     """Whether other tasks may have the workers until the result can be written: all steps are done, tries were in vain
     for a while, and what is done is kept without the processes."""
     folders: list[str] = field(default_factory=list)
-    """With ``lends``: the local folders that could not be written to."""
+    """The local folders that could not be written to, with ``lends``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,11 +373,11 @@ class Raised(Message):
     detail: str
     traceback: str
     parameter: str = ""
-    """For kind ``non_finite``: the first parameter of the rank's model whose gradient is not finite; empty: unknown."""
+    """The first parameter of the rank's model whose gradient is not finite, for kind ``non_finite``; empty: unknown."""
     micro_batch: int | None = None
-    """For kind ``non_finite``: the micro-batch that brought it, where that is known."""
+    """The micro-batch that brought it, for kind ``non_finite``, where that is known."""
     difference: str = ""
-    """For kind ``DIFFERS``: equal for two processes that differ in the same way."""
+    """Text that is equal for two processes that differ in the same way, for kind ``DIFFERS``."""
     resource: str = ""
     """What the process lacks whose own call failed (``unicron.link.lacks``), with how much there may be."""
     limit: str = ""

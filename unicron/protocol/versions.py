@@ -9,7 +9,7 @@ speak; without one the agent refuses. Standard library only.
 from __future__ import annotations
 
 __version__ = "0.1.0"
-"""Of the library."""
+"""Version of the library."""
 
 VERSION = 3
 """The newest version of the protocol: one higher with every change that an older reader would misread. A new field has

@@ -106,7 +106,7 @@ class StepTimes:
         """Begin a generation."""
         self._plain: deque[float] = deque(maxlen=self.PLAIN)
         self._copied: deque[tuple[float, int]] = deque(maxlen=self.COPIES)
-        """Of each snapshot: the duration of the steps in which it was taken and stored, and their number."""
+        """Duration and number of the steps in which each snapshot was taken and stored."""
         self._under_way: tuple[float, int] | None = None
         self._counts = False
         """Whether the snapshot under way counts: not the first one, for which memory is made, nor one beside which

@@ -38,7 +38,7 @@ class StateChunk(NamedTuple):
     stop: int
     """The range of the flattened shard that the chunk covers; 0 and the number of elements for the whole shard."""
     dtype: str
-    """As torch names it, without ``torch.``."""
+    """The type of numbers as torch names it, without ``torch.``."""
 
     @property
     def is_whole(self) -> bool:
@@ -91,7 +91,7 @@ class StateKind(NamedTuple):
     """One kind of state that an optimizer keeps for a parameter."""
 
     shape: tuple[int, ...] | None
-    """None: the parameter's."""
+    """Shape of the state; None: the parameter's."""
     dtype: str
 
 

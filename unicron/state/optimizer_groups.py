@@ -5,7 +5,7 @@ has none. Megatron gathers the keys of all ranks' groups when it builds an optim
 for those that it lacks, which schedulers follow as the others. Here a rank builds without its peers
 (``unicron.megatron.construction``), so the members of a generation tell each other afterwards.
 
-A group is known by its numbers as ``build`` has set them; of equal ones by which of them it is.
+A group is known by its numbers as ``build`` has set them; groups with equal numbers are told apart by their order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from unicron.megatron.optimizer import OF_PEERS, torch_optimizers
 from unicron.state import user_values
 
 Groups = list[dict[str, dict[str, Any]]]
-"""For each torch optimizer: a group's identity -> values of it."""
+"""A group's identity -> values of it, for each torch optimizer."""
 
 
 class OptimizerGroups:

@@ -67,7 +67,7 @@ class RankState:
         self.applied = -1
         """Updates applied to the state; -1: there is no usable state."""
         self.digest = EMPTY_DIGEST
-        """Of the samples of those updates."""
+        """Digest of the samples of those updates."""
         self.place: Place | None = None
         """What model and optimizer were built for."""
         self.update_ungathered = False

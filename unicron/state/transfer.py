@@ -30,7 +30,7 @@ class AvailableState(NamedTuple):
     version: int
     """Updates applied."""
     digest: bytes
-    """Of the samples of those updates."""
+    """Digest of the samples of those updates."""
     values: Mapping[StateChunk, torch.Tensor]
 
 
@@ -44,7 +44,7 @@ class AgreedState(NamedTuple):
     available: list[tuple[StateChunk, torch.Tensor]]
     """What this rank can give, in the plan's numbering."""
     live_chunks: Sequence[int] = ()
-    """For each rank, how many of its available chunks, the first ones, are live; the others are from snapshots."""
+    """How many of each rank's available chunks, the first ones, are live; the others are from snapshots."""
     nodes: Sequence[str] = ()
     """Each rank's node."""
 

@@ -21,11 +21,11 @@ class Transfer(NamedTuple):
     """One box that a rank gives to another rank, or to itself."""
 
     sender: int
-    """Its rank."""
+    """The sender's rank."""
     given: int
     """The index of the chunk among the sender's available chunks."""
     receiver: int
-    """Its rank."""
+    """The receiver's rank."""
     required: int
     """The index of the chunk among the receiver's required chunks."""
     box: Box
@@ -37,7 +37,7 @@ class TransferPlan(NamedTuple):
 
     version: int
     required: list[list[StateChunk]]
-    """For each rank."""
+    """The chunks that each rank requires."""
     transfers: list[Transfer]
 
 

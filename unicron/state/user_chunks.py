@@ -45,9 +45,9 @@ class _Name(NamedTuple):
     """A parameter's or persistent buffer's name on this rank."""
 
     number: str
-    """Of the model chunk, with a dot behind it; empty where the model is one module."""
+    """Number of the model chunk, with a dot behind it; empty where the model is one module."""
     bare: str
-    """Without the prefixes of wrappers."""
+    """The name without the prefixes of wrappers."""
 
 
 class NamedShards:

@@ -39,7 +39,7 @@ class Record(NamedTuple):
     marks: tuple[Any, ...]
     """What shows that a tensor that is like a parameter has changed."""
     values: dict[str, Values]
-    """By entry."""
+    """The values of each entry."""
     chunks: dict[StateChunk, torch.Tensor]
     """Live tensors, not copies."""
 
@@ -60,7 +60,7 @@ class UserState:
         """
         self._given = dict(given or {})
         self.objects: dict[str, Any] = {}
-        """By name; empty until there is a model."""
+        """The objects by name; empty until there is a model."""
         self.version = -1
         """Updates after which the objects stand; -1: they cannot be used."""
         self.record: Record | None = None
@@ -72,8 +72,8 @@ class UserState:
         self._layout = (1, 1)
         self._groups: OptimizerGroups | None = None
         self._begin: dict[str, tuple[Any, list[torch.Tensor]]] = {}
-        """For each object that was given itself, and not as a function: its values when it was given. They are put back
-        where the task begins once more."""
+        """The values that each object had when it was given, of objects that were given themselves, and not as
+        functions. They are put back where the task begins once more."""
         self._keeps_tensors: bool | None = None
         """Whether ``state_dict`` returns the same tensors each time; None: not known yet."""
         for name, one in self._given.items():

@@ -58,11 +58,11 @@ class Values(NamedTuple):
     """An encoded value."""
 
     document: Any
-    """For JSON."""
+    """The value as JSON can have it."""
     tensors: list[torch.Tensor]
-    """Those that the document refers to by index; not copied."""
+    """The tensors that the document refers to by index; not copied."""
     like_parameters: dict[str, dict[str, torch.Tensor]]
-    """Path of a dictionary -> key -> tensor, of the tensors that are like a parameter; not copied."""
+    """Path of a dictionary -> key -> tensor, for tensors that are like a parameter; not copied."""
 
 
 def encode(value: Any, entry: str, prefix_of: PrefixOf) -> Values:

@@ -127,7 +127,7 @@ class Samples:
                 f"order_samples: {spec.order_samples}; the checkpoint's order was drawn from {recorded} samples"
             )
         self.drawn = recorded or spec.order
-        """From how many samples the order was drawn."""
+        """The number of samples from which the order was drawn."""
         prefix = dataset_prefix(spec.data, cache)
         if prefix.name == TEXT and prefix.parent.parent == cache and spec.vocabulary <= END_OF_DOCUMENT:
             raise InvalidSpec(f"model.vocabulary: {spec.vocabulary}; byte-level text needs {END_OF_DOCUMENT + 1}")

@@ -98,7 +98,7 @@ class Spec:
 
     @property
     def precision(self) -> Precision:
-        """Of the sums of gradients."""
+        """The precision of the sums of gradients."""
         return Precision.of_task(exact=self.exact, deterministic_sums=self.deterministic_sums)
 
     def check_script(self, *, steps: int, micro_batches: int) -> None:

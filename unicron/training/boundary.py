@@ -63,7 +63,7 @@ class Section:
         """Prepare the section. ``meets``: whether parameters are whole in it, and its end waits for all ranks."""
         self._host, self.meets = host, meets
         self._failed: Exception | None = None
-        """What failed as the section began: its end tells, since a block cannot be left before it begins."""
+        """The error of the section's beginning, which its end reports: a block cannot be left before it has begun."""
 
     def __enter__(self) -> Section:
         """Begin the section.

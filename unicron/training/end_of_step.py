@@ -30,7 +30,7 @@ LEVELS = 4
 ``unicron.checkpoint.writer``, ``unicron.snapshot.snapshots``)."""
 
 EXACT_BITS = 53
-"""Whole numbers of fewer bits are exact in float64."""
+"""Bits below which whole numbers are exact in float64."""
 
 
 class Agreement(NamedTuple):

@@ -22,10 +22,11 @@ from unicron.state.rank_state import RankState
 from unicron.state.user_state import UserState
 
 FIRST_WAIT_S = 1.0
-"""Before the second try: a hiccup of a file system takes no longer."""
+"""Pause before the second try: a hiccup of a file system takes no longer."""
 
 LONGEST_WAIT_S = 10.0
-"""Between two later ones, each twice as long as the one before: it is written soon after the storage is back."""
+"""Longest pause between two later tries, each twice as long as the one before: it is written soon after the storage is
+back."""
 
 LOOK_S = 0.5
 """How often ranks that wait look for a hold and for requests, and show that they live."""

@@ -32,9 +32,9 @@ class Generation:
     """One membership of the task: who is in it, and in which layout."""
 
     number: int
-    """Only rises."""
+    """Number of the generation, which only rises."""
     rank: int
-    """This process's."""
+    """This process's rank."""
     world_size: int
     tensor: int
     """Tensor-parallel size."""

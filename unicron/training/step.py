@@ -70,7 +70,7 @@ class Step:
         """Prepare the step; ``Run.steps`` calls this."""
         self._host = host
         self.number = number
-        """Counts from 1."""
+        """Number of the step, counted from 1."""
         self.assigned = assigned
         """The micro-batches that this rank's replica computes; of an interrupted step, those that are missing."""
         self.completed = False
@@ -84,7 +84,7 @@ class Step:
         """Whether the step, with the user's state, was done before a fault, and comes once more for a boundary section
         behind it (``Run.boundary``)."""
         self.began_s = time.monotonic()
-        """On this process's monotonic clock."""
+        """When the step began, on this process's monotonic clock."""
         self.computed_s = 0.0
         """Seconds from the beginning until the gradients were reduced."""
         self._timer = ComputeTimer()

@@ -42,10 +42,11 @@ STOP_GRACE_S = 240.0
 default of ``resume_timeout_s``, for which a stop is waited for."""
 
 LOOK_S = 1.0
-"""Between two looks at the steps that peers have reported and at the checkpoints: beside steps of a second or more."""
+"""Pause between two looks at the steps that peers have reported and at the checkpoints: short beside steps of a second
+or more."""
 
 LOOK_AT_END_S = 0.1
-"""Between two looks whether the scripts of all ranks have ended."""
+"""Pause between two looks whether the scripts of all ranks have ended."""
 
 KILL = "kill"
 """The one kind of injected fault (``unicron.process.faults``) that needs nothing of a script."""

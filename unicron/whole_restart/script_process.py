@@ -20,16 +20,17 @@ from pathlib import Path
 from unicron.process.processes import PR_SET_PDEATHSIG
 
 TAIL_BYTES = 64 * 1024
-"""Kept of the end of the output: several tracebacks."""
+"""Bytes kept of the end of the output: several tracebacks."""
 
 DRAIN_S = 1.0
 """How long the rest of the output of a script that has ended may take; a process that it has left may keep it open."""
 
 LOOK_S = 0.02
-"""Between two looks whether processes that were asked to end have ended: short beside a new start."""
+"""Pause between two looks whether processes that were asked to end have ended: short beside a new start."""
 
 _LINE_BYTES = 64 * 1024
-"""Of a line that is longer, the rest counts as the next one: what is looked for stands in short lines."""
+"""Longest line of the output; the rest of a longer one counts as the next line: what is looked for stands in short
+lines."""
 
 
 class ScriptProcess:
