@@ -10,15 +10,15 @@ from typing import Any
 import torch.distributed as dist
 
 FLIGHT_RECORDER_ENTRIES = ("TORCH_FR_BUFFER_SIZE", "2000")
-"""Environment variable and value: how many collectives the flight recorder keeps in memory. The value is torch's own
-since 2.11; before, it is none. A process reads it once, as it makes its first group. By its former name
-(TORCH_NCCL_TRACE_BUFFER_SIZE) torch warns."""
+"""Environment variable and value: how many collectives the flight recorder keeps in memory. 2000 is torch's default
+since 2.11; before, the default is 0. A process reads the variable once, as it makes its first group. Torch warns of the
+variable's former name (TORCH_NCCL_TRACE_BUFFER_SIZE)."""
 
 
 def _newest(*names: str) -> Any:
     """Return the first of some functions of ``torch.distributed`` that this version has: the newest name comes first.
 
-    A later version also has the former name, and warns where that is called.
+    A later version also has the former name, and warns when it is called.
     """
     return next(getattr(dist, name) for name in names if hasattr(dist, name))
 

@@ -3,7 +3,7 @@
 Megatron divides its gradient buffers into buckets, and communicates one *bucket group* at a time: as soon as the last
 gradient of the group is added (``overlap_grad_reduce``). With the distributed optimizer each data-parallel rank updates
 one equal range of every bucket. Megatron reduces in place and scales by the number of ranks, which destroys the local
-sums of gradients; so the methods that do it are replaced here, on the groups of one model.
+sums of gradients; so the methods that reduce are replaced here, on the groups of one model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class OwnRange(NamedTuple):
     """One bucket's gradients or parameters, and the range of them that this rank's optimizer updates."""
 
     whole: torch.Tensor
-    """Flat; its length is a multiple of the number of ranks."""
+    """The flat tensor; its length is a multiple of the number of ranks."""
     own: torch.Tensor
     """The range, a view of ``whole``."""
 
@@ -42,7 +42,7 @@ def _overlaps(model: Any, setting: str) -> bool:
 def bucket_groups(model: Any) -> list[Any]:
     """Return the bucket groups of a rank's model, about in the order in which backward passes complete them.
 
-    All ranks with the same shard of the model have them in this order.
+    All ranks with the same shard of the model have the groups in this order.
 
     Args:
         model: Megatron's DistributedDataParallel, or a list of such model chunks.
@@ -63,12 +63,12 @@ def group_of(bucket_group: Any) -> Any:
 
 
 def own_ranges(bucket_group: Any) -> list[OwnRange]:
-    """Return the gradients of the buckets of a group of the distributed optimizer."""
+    """Return the gradients of each bucket of a group, with the range that this rank updates (distributed optimizer)."""
     return [_own_range(bucket_group, bucket.grad_data) for bucket in bucket_group.buckets]
 
 
 def own_parameters(bucket_group: Any) -> list[OwnRange]:
-    """Return the parameters of the same buckets, which are the model's."""
+    """Return the model's parameters in each bucket of a group, with the range that this rank updates."""
     return [_own_range(bucket_group, bucket.param_data) for bucket in bucket_group.buckets]
 
 
@@ -81,7 +81,7 @@ def _own_range(bucket_group: Any, whole: torch.Tensor) -> OwnRange:
 
 
 def part_in(own: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the flat view of what a rank's own range has of a parameter's gradient; None: nothing.
+    """Return the part of a parameter's gradient that lies in a rank's own range, as a flat view; None: no part does.
 
     Args:
         own: the range, of one of Megatron's buffers.
@@ -98,7 +98,7 @@ def part_in(own: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor | None:
 def replace_reduction(bucket_group: Any, added: Callable[[torch.nn.Parameter], None]) -> None:
     """Have Megatron's hooks report each gradient of a bucket group, instead of reducing the group.
 
-    What a script or a schedule calls for the same purpose does nothing from here on, and scales nothing.
+    The methods by which a script or a schedule reduces gradients do nothing from here on, and scale nothing.
 
     Args:
         bucket_group: Megatron's.

@@ -18,7 +18,7 @@ from unicron.megatron.bucket_groups import part_in
 from unicron.megatron.model import gradient_of, parameters
 
 EPSILON = 1e-6
-"""Added to the norm in the denominator, as in Megatron and torch."""
+"""The number that is added to the norm in the denominator, as in Megatron and torch."""
 
 
 def clip(model: Any, limit: float, wait: Wait, own: list[torch.Tensor] | None = None) -> float:
@@ -28,10 +28,10 @@ def clip(model: Any, limit: float, wait: Wait, own: list[torch.Tensor] | None = 
 
     Args:
         model: Megatron's DistributedDataParallel, a list of such model chunks, or a plain module.
-        limit: of the norm.
+        limit: the largest norm.
         wait: waits for a collective.
-        own: the gradients that this rank alone has reduced, where the data-parallel ranks divide them; None: every
-            rank has all of its shard of the model.
+        own: the gradients that this rank alone has reduced, where the data-parallel ranks divide them; None: every rank
+            has the gradients of its whole shard of the model.
 
     Raises:
         RuntimeError: a collective broke; the gradients are as they were.

@@ -1,9 +1,9 @@
 """What two pipeline stages send each other: Megatron sends one of the two directions over the group of all ranks.
 
-Each of the two stages is the other's next and previous one. For both directions to be under way at once, each needs a
-group of its own. For the second one Megatron takes the default group (``_p2p_ops`` in its ``p2p_communication``), which
-has ranks of other replicas, and which every fault breaks off. Here the second direction gets one more group of the same
-two ranks. A hold spares it like the first (``unicron.link.sparing``).
+Each of the two stages is both the next and the previous one of the other. For both directions to be under way at once,
+each direction needs a group of its own. For the second direction Megatron takes the default group (``_p2p_ops`` in its
+``p2p_communication``), which has ranks of other replicas, and which every fault breaks off. Here the second direction
+gets one more group of the same two ranks. A hold spares it like the first (``unicron.link.sparing``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 _megatrons_own: Any = None
-"""Megatron's function, while it is replaced."""
+"""Megatron's own function, kept while another one is in its place; else None."""
 
 _second: dist.ProcessGroup | None = None
 """This rank's group of the second direction, if there is one."""
@@ -44,7 +44,8 @@ def make(timeout: timedelta) -> None:
     from megatron.core.pipeline_parallel import p2p_communication
 
     own = dist.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())
-    # Of the dimensions of Megatron's order of ranks the pipeline is the last.
+    # The pipeline is the outermost dimension in Megatron's order of ranks, so the two ranks of a pair lie half of all
+    # ranks apart.
     distance = dist.get_world_size() // 2
     for rank in range(distance):
         group = dist.new_group([rank, rank + distance], timeout=timeout)
@@ -57,7 +58,7 @@ def make(timeout: timedelta) -> None:
 
 
 def drop() -> None:
-    """Give Megatron's function back its place: the one that is there refers to a group."""
+    """Put Megatron's function back: the one in its place refers to a group."""
     global _megatrons_own, _second
     _second = None
     if _megatrons_own is not None:
@@ -82,16 +83,16 @@ def _begin(
 
     Args:
         second: the group over which the second stage sends and the first one receives.
-        tensor_send_prev: for the previous stage; None: nothing, here and below.
+        tensor_send_prev: what goes to the previous stage; None: nothing does. None means the same below.
         tensor_recv_prev: what the previous stage sends goes here.
-        tensor_send_next: for the next stage.
+        tensor_send_next: what goes to the next stage.
         tensor_recv_next: what the next stage sends goes here.
         group: of the pipeline.
         prev_pipeline_rank: the rank of the previous stage.
         next_pipeline_rank: the rank of the next stage.
 
     Returns:
-        Torch's ``Work`` for each.
+        Torch's ``Work`` of each send and receive.
     """
     is_first = group.rank() == 0
     sends, receives = (group, second) if is_first else (second, group)

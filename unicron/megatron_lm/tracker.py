@@ -1,7 +1,8 @@
-"""Megatron-LM's tracker of its newest checkpoint: only ever moved to one that is complete, and at once.
+"""Megatron-LM's tracker of its newest checkpoint: it is only moved to a complete checkpoint, and in one step.
 
 Megatron-LM opens the tracker for writing, which empties it, and writes; a process that is killed in between leaves a
-run without any checkpoint. Here the checkpoint is looked at and synced, and the tracker written aside and renamed.
+run without any checkpoint. Here the checkpoint is checked and synced first, and the tracker is written aside and
+renamed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class TrackerFile:
     """A tracker that is open for writing; it replaces the present one when it is closed without an error."""
 
     def __init__(self, path: Path, folder_of: Callable[[int], str]) -> None:
-        """Prepare to move the tracker. ``folder_of``: a checkpoint's, by its iteration."""
+        """Prepare to move the tracker. ``folder_of``: returns a checkpoint's folder, given its iteration."""
         self._path, self._folder_of, self._text = path, folder_of, ""
 
     def write(self, text: str) -> None:
@@ -47,14 +48,14 @@ def sync(folder: Path) -> None:
     """Have every file of a checkpoint on its device.
 
     Raises:
-        DamagedCheckpoint: there is none, or a file that one of that format has is not there or empty.
+        DamagedCheckpoint: there is no checkpoint, or a file that its format requires is missing or empty.
     """
     files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
     if not files:
         raise DamagedCheckpoint(f"{folder}: there is no checkpoint")
     metadata = folder / "metadata.json"
     if metadata.exists():  # Megatron-core's distributed formats
-        # Until core 0.18, what is not divided among ranks has a file of its own, and is named in the metadata.
+        # Until core 0.18, what is not divided among ranks has a file of its own, which the metadata names.
         common = ("common.pt",) if b"common_backend" in metadata.read_bytes() else ()
         for name in (".metadata", "metadata.json", *common):
             if not (folder / name).is_file() or not (folder / name).stat().st_size:
@@ -75,7 +76,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def names(path: Path, iteration: int) -> bool:
-    """Return whether a tracker says that the checkpoint of an iteration is the newest: it was complete by then."""
+    """Return whether a tracker names the checkpoint of an iteration as the newest, which was complete then."""
     return path.is_file() and path.read_text().strip() == str(iteration)
 
 
@@ -99,7 +100,7 @@ def opening(open_file: Callable[..., Any], is_tracker: Callable[[str], bool], fo
     Args:
         open_file: Megatron-LM's.
         is_tracker: whether a path is that of a tracker.
-        folder_of: a checkpoint's folder, by its iteration.
+        folder_of: returns a checkpoint's folder, given its iteration.
     """
 
     def open_(*args: Any, **kwargs: Any) -> Any:

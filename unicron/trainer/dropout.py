@@ -36,7 +36,7 @@ class Dropout:
         self._seed = spec.seed
         self._divides_sequence = config_of(model).sequence_parallel
         self._reseeds = spec.dropout > 0.0
-        self._set_generators(spec.seed, step=0, micro_batch=0)  # attention uses one even without dropout
+        self._set_generators(spec.seed, step=0, micro_batch=0)  # attention uses a generator even without dropout
         if not self._reseeds:
             return
         # Layer 0 stands for the embedding, which is called before the decoder's first layer.
@@ -51,7 +51,7 @@ class Dropout:
             self._set_generators(self._seed, step=step, micro_batch=micro_batch)
 
     def _set_generators(self, seed: int, *, step: int, micro_batch: int) -> None:
-        """Set what Megatron's tracker has: the state of a generator, and for whom."""
+        """Set what Megatron's tracker has: the state of a generator, and the micro-batch that it is for."""
         from megatron.core import tensor_parallel
 
         before = torch.cuda.get_rng_state()
@@ -69,7 +69,8 @@ class Dropout:
         rank = parallel_state.get_tensor_model_parallel_rank()
         step, micro_batch = tensor_parallel.get_cuda_rng_tracker().get_states()[_MICRO_BATCH].tolist()
         seeds = []
-        # Tensor-parallel ranks need the same numbers where each has the whole activation, others where they split it.
+        # Tensor-parallel ranks need the same numbers where each has the whole activation, different ones where they
+        # split it.
         for which in ("all", f"tensor {rank}"):
             text = f"{self._seed}/{step}/{micro_batch}/{layer}/{which}"
             seeds.append(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1)

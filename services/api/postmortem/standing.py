@@ -16,11 +16,11 @@ from shared.views.incident_parts import than_usual
 
 
 def shortfalls(spans: Sequence[SpanView], closed_at: datetime | None) -> list[Shortfall]:
-    """Return the times in which tasks have fewer workers; spans of one task that meet are one. Positions are left out.
+    """Return the times in which tasks have fewer workers, without positions; adjacent spans of one task become one.
 
     Args:
-        spans: of the incident, in the order in which they began.
-        closed_at: when nothing was left to do; what had ended by then did not last.
+        spans: the incident's, in the order in which they began.
+        closed_at: when nothing was left to do; times that had ended by then are left out.
     """
     found: dict[str, Shortfall] = {}
     for span in spans:
@@ -34,9 +34,9 @@ def headline(incident: Incident, short: Sequence[Shortfall], back_at: datetime |
     """Return what happened, in one sentence.
 
     Args:
-        incident: it.
+        incident: the incident.
         short: times in which tasks have fewer workers because of it.
-        back_at: when its node, if it was lost or isolated, came back.
+        back_at: when the incident's node, if it was lost or isolated, came back.
         now: the present.
     """
     where = incident.worker or incident.node or incident.task or "the cluster"
@@ -81,15 +81,15 @@ def _after(incident: Incident, at: datetime) -> str:
 
 
 def standing(incident: Incident, short: Sequence[Shortfall], now: datetime) -> list[str]:
-    """Return how it stands, in sentences.
+    """Return how an incident stands, in sentences.
 
     Args:
-        incident: it.
+        incident: the incident.
         short: times in which tasks have fewer workers because of it.
         now: the present.
     """
     found = [f"{task} failed: {reason}." for task, reason in incident.failed_tasks.items()]
-    times = len({one.generation for one in incident.attempts})  # ranks that fail alike in one fail once
+    times = len({one.generation for one in incident.attempts})  # ranks that fail alike in one generation fail once
     if times > 1:
         newest = clock(incident.attempts[-1].occurred_at)
         found.append(f"The same failure came {times} times in a row, at last at {newest} UTC.")
@@ -140,14 +140,14 @@ def todo(
     away: Sequence[str] = (),
     waits: Sequence[str] = (),
 ) -> list[str]:
-    """Return what there is to do about it, in sentences. "Nothing" is said only where nothing is open.
+    """Return what there is to do about an incident, in sentences; "Nothing" only where nothing is open.
 
     Args:
-        incident: it.
-        node: the present state of its node; None: it has none, or the node is not known.
+        incident: the incident.
+        node: the present state of the incident's node; None: it has no node, or the node is not known.
         short: times in which tasks have fewer workers because of it.
         away: parts of the control plane that do not work, in words.
-        waits: of ``held_back``, for its tasks.
+        waits: the sentences of ``held_back`` about its tasks.
     """
     found = [
         f"{task}: look at the last error below, mend its cause, then `unicron resume {task}`."
@@ -185,4 +185,4 @@ def _while_open(incident: Incident, away: Sequence[str]) -> list[str]:
 
 
 _MENDED_FIRST = (ErrorKind.DEVICE, ErrorKind.BROKEN_LINK)
-"""Kinds after which a node comes back in a way of its own."""
+"""Kinds of incidents after which a node comes back in a way of its own."""

@@ -62,14 +62,14 @@ class DetectorState:
         self_tests: the self-tests of isolated nodes, by node. Not in the log.
         watches: incidents whose observations are collected, by id. Not in the log.
         cut_off_since: since when no node is heard, and none is known to be lost. Not in the log.
-        losing_since: since when nodes are known to be lost that are not logged yet, since more may be. Not in the log.
-        link_may_be_cut: no node on another machine than the detector's is heard, and some there are not known to be
-            lost; or no node at all is. Not in the log.
-        standstills: by task, of those that seem to stand still. Not in the log.
-        listening_since: when the detector began to listen; after the bus was away, the end of the reconnect grace. Not
-            in the log, as the next.
+        losing_since: since when losses are known that are not logged yet, since more may be. Not in the log.
+        link_may_be_cut: whether no node is heard on any other machine than the detector's, though some there are not
+            known to be lost; or no node at all. Not in the log.
+        standstills: what is known of tasks that seem to stand still, by task. Not in the log.
+        listening_since: when the detector began to listen; after the bus was away, the end of the reconnect grace.
+            Neither this nor the next is in the log.
         echo_at: when its own message last arrived.
-        seen: by task, what ``statuses`` has found since ``look`` began; None while none is under way.
+        seen: what ``statuses`` has found since ``look`` began, by task; None while no look is under way.
     """
 
     nodes: dict[str, MonitoredNode] = field(default_factory=dict)
@@ -108,9 +108,10 @@ class DetectorState:
         return task.highest_generation if task is not None else 0
 
     def answered(self, cause: str) -> KnownError | None:
-        """Return the error that a plan answers, which is unanswered no more; None if its cause is no error.
+        """Take the error that a plan answers from the unanswered ones; return it, or None if the cause is no error.
 
-        The planner answers in the order of the log: errors before this one are not answered any more either.
+        The planner answers in the order of the log: errors before this one are not answered any more, and are taken
+        too.
         """
         error = self.unanswered.get(cause)
         while error is not None and cause in self.unanswered:
@@ -128,7 +129,7 @@ class DetectorState:
             )
 
     def recall(self, name: str) -> MonitoredTask | None:
-        """Return a task, again as one of ``tasks`` if it had ended; None if the log does not have it."""
+        """Return a task, moved back to ``tasks`` if it had ended; None if the log does not have it."""
         ended = self.ended.pop(name, None)
         if ended is not None:
             self.tasks[name] = MonitoredTask(
@@ -173,7 +174,7 @@ class DetectorState:
 
     @contextlib.contextmanager
     def look(self) -> Iterator[None]:
-        """Have ``statuses`` look at each task's members once: meanwhile no heartbeat comes, and no plan."""
+        """Have ``statuses`` look at each task's members once in this block, in which no heartbeat and no plan comes."""
         self.seen = {}
         try:
             yield

@@ -1,8 +1,8 @@
 """What an exception, an exit code, or the last output of a process says about its cause.
 
 The first entry of ``CLASSES`` that matches counts: the most specific come first. The raw text stays in the evidence.
-A device's own failure is no failure of the program, which would meet it again on the same device: its kind is
-``device``, of SEV1 (Unicron paper, table 1). All other classes are for the reader of the incident.
+A failure of the device itself has the kind ``device``, of SEV1 (Unicron paper, table 1): the program is not to blame,
+and would meet it again on the same device. All other classes are for the reader of the incident.
 
 Texts are those of ``cudaGetErrorString`` (CUDA runtime API, ``cudaError_t``), ``ncclGetErrorString`` (NCCL,
 ``ncclResult_t``), ``cublasGetStatusName``, glibc's ``strerror``, and of torch 2.13's and gloo's own errors.
@@ -20,7 +20,7 @@ class ErrorClass(NamedTuple):
 
     Attributes:
         name: a stable name, for readers and for filters.
-        pattern: matches a part of the text; None: no text says it.
+        pattern: matches a part of the text; None: no text shows the class.
         advice: what to look at, or to do.
         is_device: whether the device itself has failed.
     """
@@ -174,7 +174,7 @@ FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"})
 
 
 def class_of(text: str) -> ErrorClass | None:
-    """Return the class of an error by its text; None: it is of none, as most exceptions of a program are.
+    """Return the class of an error by its text; None: it has no class, as most exceptions of a program have none.
 
     Args:
         text: name and message of an exception, or the last output of a process.
@@ -183,11 +183,11 @@ def class_of(text: str) -> ErrorClass | None:
 
 
 def class_of_exit(name: str, output: str, *, oom_killed: bool) -> ErrorClass | None:
-    """Return the class of a process that has ended; None: it is of none.
+    """Return the class of a process that has ended; None: it has no class.
 
     Args:
         name: of its exit status: a signal's, or ``exit N``.
-        output: the last that it printed.
+        output: the end of what it printed.
         oom_killed: whether the kernel ended it for memory.
     """
     if oom_killed:
@@ -202,7 +202,7 @@ OWN_EXITS = {
     76: "its node agent does not read its protocol version",
     77: "its communicators could not be aborted in time",
 }
-"""What the library means by the exit codes that it ends a training process with (``unicron.link.agent_link``,
+"""Meanings of the exit codes with which the library ends a training process (``unicron.link.agent_link``,
 ``unicron.join.groups``)."""
 
 

@@ -158,7 +158,7 @@ class FailureHistory:
         """Note an error of the task in a generation.
 
         Args:
-            error: it.
+            error: the error.
             generation: of the task.
             max_restarts: of the task.
             step: updates applied by then; -1: not known.

@@ -4,9 +4,9 @@ Nodes probe one another in pairs (``links.py`` asks them and uses this rule). On
 
 * A probe that gets through proves that its pair works in both directions, whatever the other side says.
 * A pair is broken if both of its nodes tried in vain. A node that gives no answer is judged by its silence, elsewhere.
-* Of the pairs that a task needs, those that are broken must lose a side. The node, or the group of nodes that miss the
-  same others, with the most broken pairs is left out: most nodes cannot reach it. Where that decides nothing, the side
-  that is needed less is left out, and of equal ones the one whose name sorts last.
+* Each broken pair that a task needs must lose a side. The node with the most broken pairs is left out, or the group of
+  nodes that cannot reach the same others: most nodes cannot reach it. Of equal sides the one that is needed less is
+  left out, and then the one whose name sorts last.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def left_out(needed: Set[str], broken: Collection[Pair], need: Mapping[str, floa
     """Return the nodes to leave out, so that no broken pair is left among the others.
 
     Args:
-        needed: the nodes that have to reach one another. Pairs with other nodes count as their testimony only.
+        needed: the nodes that have to reach one another. Pairs with other nodes only show which side most nodes cannot
+            reach.
         broken: the broken pairs.
         need: node -> how much the present plan needs it; an absent node counts as 0.
     """
@@ -58,5 +59,5 @@ def left_out(needed: Set[str], broken: Collection[Pair], need: Mapping[str, floa
 
 
 def _order(broken: int, side: list[str], need: Mapping[str, float]) -> tuple[float, ...]:
-    """Return the key by which the side to leave out comes first, apart from the names."""
+    """Return the sort key of a side: the side with the least key is left out, and names decide between equal ones."""
     return (-broken, sum(need.get(node, 0.0) for node in side))
