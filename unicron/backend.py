@@ -3,7 +3,7 @@
 The library branches on what this object says, and on no backend's name. Two things differ most. Gloo's collectives are
 done on the host, which blocks in them; a socket that is shut ends them, with an error. NCCL's are done on the device,
 behind the host's back; only an abort of their communicator ends them, and they then end without an error and leave
-garbage. What has counted on such a result is told from the rest by a ``Mark``.
+garbage. A ``Mark`` tells the work that has used such a result from the rest.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ class Nccl(Backend):
         # The watchdog neither aborts nor ends the process by itself: this library aborts, and the agent decides.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
-        # It would sleep four times this for each collective that it finds broken, and whoever destroys the group waits.
+        # The watchdog would sleep four times this for each collective that it finds broken, and whoever destroys the
+        # group waits.
         "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
         # The process's first group would write a dump, sleep for eight minutes and end the process.
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",

@@ -120,7 +120,7 @@ class ForkServer:
         """Turn to the agent that connects; the one before has ended."""
         connection, _ = self._listener.accept()
         pid, uid = peer(connection)
-        # A rank may have the same user. It is this server's child, and never the supervisor's.
+        # A rank may have the same user, but it is this server's child, and never the supervisor's.
         if uid != os.geteuid() or (self._supervisor is not None and not belongs_to(pid, self._supervisor)):
             connection.close()
             return

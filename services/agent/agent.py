@@ -357,7 +357,7 @@ class Agent:
     # ---- predecessor and successor
 
     def _record(self) -> None:
-        """Write down what a successor has to know. Without memory for it training goes on."""
+        """Write down what a successor has to know. Where there is no memory for the record, training goes on."""
         try:
             record = NodeRecord(
                 processes=list(self.node.processes()),

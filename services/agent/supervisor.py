@@ -5,8 +5,8 @@ the kernel signals both of its children when it ends. An agent that was asked to
 never worked is not started again: everything ends with it. The supervisor talks to no other machine, except that it
 answers probes while there is no agent: so the node counts as cut off, and not as lost, until the successor is heard.
 
-The fork server of the node's own Python runs always, and is replaced when it has ended. Those of other Pythons, which
-tasks name, run from an agent's request on; one that has ended is replaced at the next request.
+The fork server of the node's own Python runs always, and is replaced when it has ended. Fork servers of other Pythons,
+which tasks name, run from an agent's request on; one that has ended is replaced at the next request.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Supervisor:
         self._agent: asyncio.subprocess.Process | None = None
         self._fork_server: asyncio.subprocess.Process | None = None
         self._others: set[asyncio.Task[None]] = set()
-        """One for each fork server of another Python, from the request to its end."""
+        """The tasks that each run the fork server of another Python, from the request to its end."""
         self._probes: socket.socket | None = None
         self._answer = b""
         self._worked = False

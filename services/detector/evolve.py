@@ -110,7 +110,10 @@ def _node_joined(state: DetectorState, event: NodeJoined) -> None:
 
 
 def _node_adopted(state: DetectorState, event: NodeAdopted) -> None:
-    """Note that a node has another agent. That agent joins no more, and sends first what its predecessor has not."""
+    """Note that a node has another agent.
+
+    The new agent does not join, and first sends the signals that its predecessor has not sent.
+    """
     node = state.nodes.get(event.node)
     if node is None or node.incarnation != event.predecessor:
         return
@@ -146,7 +149,7 @@ def _node_drained(state: DetectorState, event: NodeDrained) -> None:
 
 
 def _node_returned(state: DetectorState, event: NodeReturned) -> None:
-    """Note a node that is used again. What it has failed at before counts no more, if an operator has looked at it."""
+    """Note a node that is used again. Its earlier faults count no more if an operator has looked at it."""
     node, isolated = state.nodes.get(event.node), state.isolated.get(event.node)
     if node is not None and node.incarnation == event.incarnation:
         node.draining, node.planned, node.drained = None, False, False
@@ -159,7 +162,7 @@ def _node_returned(state: DetectorState, event: NodeReturned) -> None:
 
 
 def _submitted(state: DetectorState, event: TaskSubmitted) -> None:
-    """Add a task. Of an ended task with the same name, only the generations and the recorded results stay."""
+    """Add a task. If an ended task had the same name, only its generations and recorded results stay."""
     old = state.recall(event.task)
     state.tasks.pop(event.task, None)  # the order is that of the submissions
     state.causes.forget_task(event.task)

@@ -64,8 +64,8 @@ from shared.settings.model import Settings
 logger = logging.getLogger(__name__)
 
 _HEARTBEATS_A_TURN = 20
-"""How many heartbeats are read in succession. Then signals, and what has come from the socket, have a turn; until then
-they wait some milliseconds."""
+"""How many heartbeats are read in succession. Then signals and further messages have a turn; until then they wait some
+milliseconds."""
 
 _REST_FACTOR = 4.0
 """Least pause behind a tick, as a multiple of the tick's duration. Ticks thus take a fifth of the time at most, however
@@ -175,8 +175,9 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
     async def _take(self, item: Input, what: str, at: datetime | None = None) -> str | None:
         """Decide on what an agent has sent; return why it was dropped, or None.
 
-        What the core fails on is dropped: without a reply to its signal the agent would repeat it for ever, and its
-        other signals would wait. Errors of log and bus are raised: there is no reply then, and the agent repeats it.
+        A message on which the core fails is dropped: without a reply to its signal the agent would repeat it for ever,
+        and its other signals would wait. Errors of log and bus are raised: there is no reply then, and the agent
+        repeats it.
         """
         try:
             await self.feed(item, at)
@@ -236,7 +237,7 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
                 self.spawn(self._ask(effect), "question")
 
     async def _revoke(self, revoke: Revoke) -> None:
-        """Tell an agent that its node's name belongs to another one. It is told again with its next heartbeat."""
+        """Tell an agent that its node's name belongs to another one. The agent is told again at its next heartbeat."""
         detail = f"the node name {revoke.node} was given to another agent while this one could not be reached"
         logger.warning("agent %s: %s", revoke.incarnation, detail)
         if re.fullmatch(INCARNATION, revoke.incarnation) is not None:

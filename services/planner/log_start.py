@@ -25,10 +25,10 @@ class Read(Protocol):
 class LogStart(NamedTuple):
     """What a log has when the service starts.
 
-    ``last``: position of the last event. The others are of what is behind the position from which the service folds the
-    log. ``configured``: position of the last parameters; 0: none. ``decider``: the newest; 0: no plan. ``answers``:
-    position of each event of a type with which the planner answers, by its id. ``older``: ids of the plans of older
-    deciders.
+    ``last``: position of the last event. The other fields are about the log behind the position from which the service
+    folds it. ``configured``: position of the last parameters; 0: none. ``decider``: the newest; 0: no plan.
+    ``answers``: position of each event of a type with which the planner answers, by its id. ``older``: ids of the plans
+    of older deciders.
     """
 
     last: int

@@ -1,7 +1,7 @@
 """The answers that the log has when the planner's service starts: folded behind their causes, not decided again.
 
-An answer comes a little behind its cause in the log, so the service looks ahead for it. It keeps the answers' places,
-and the few answers that it has read ahead: its memory does not hold the log.
+An answer comes a little behind its cause in the log, so the service looks ahead for it. The service keeps the answers'
+places, and the few answers that it has read ahead, not the log.
 """
 
 from __future__ import annotations

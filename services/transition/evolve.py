@@ -64,7 +64,7 @@ def _fired(state: State, part: Part, name: TimerName) -> State:
 
 
 def fold_moved(state: State, event: StateMoved) -> State:
-    """Fold a state-moved event. One of a superseded plan, or one that was folded before, changes nothing."""
+    """Fold a state-moved event. An event of a superseded plan, or one that was folded before, changes nothing."""
     part = state.task(event.task).part
     if part is None or part.plan != event.plan or event.phase in part.moved:
         return state
@@ -206,7 +206,7 @@ def _with_away(state: State, node: str) -> State:
 
 
 def _node_returned(state: State, event: NodeReturned) -> State:
-    """Fold an isolated node that is used again. One that has left, or is lost, has to join."""
+    """Fold an isolated node that is used again. A node that has left, or is lost, has to join."""
     if event.node in state.away or state.incarnations.get(event.node) != event.incarnation:
         return state
     return replace(state, lost=state.lost - {event.node})

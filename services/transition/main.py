@@ -75,7 +75,7 @@ class Transition(Runner[State, Input, Effect]):
     def decide(self, state: State, item: Input, at: datetime) -> tuple[State, list[Effect]]:
         """Decide (``services.transition.decide``).
 
-        What follows from a record begins by this service's clock: now, and not when another service recorded it.
+        Timers that follow from a record begin now, by this service's clock, and not when another service recorded it.
         """
         return decide(replace(state, limits=self._limits) if isinstance(item, Started) else state, item, at)
 

@@ -86,7 +86,10 @@ def phase_ended(
 
 
 def _pids(results: dict[str, WorkerResult]) -> dict[str, int]:
-    """Return the processes that were started. They are said once: they keep their ids, and there may be thousands."""
+    """Return the processes that were started.
+
+    An event names each process once, when it was started: processes keep their ids, and there may be thousands.
+    """
     return {worker: result.pid for worker, result in sorted(results.items()) if result.pid is not None}
 
 

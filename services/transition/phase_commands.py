@@ -117,7 +117,7 @@ def _stop(state: State, part: Part, phase: Phase) -> list[Send]:
 def _release(state: State, part: Part, phase: Phase) -> list[Send]:
     staying = {node_of(w) for w in kept(part)}
     # A task that is paused, has failed, or has ended without a process that could save its state, may go on: the
-    # detector knows when its copies are not needed any more. One that has finished or was stopped has what it needs.
+    # detector knows when its copies are not needed any more. A task that has finished or was stopped has what it needs.
     action = part.change.action
     keep = action == "pause" or (action == "end" and state.task(part.task).unfinished)
 

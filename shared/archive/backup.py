@@ -36,11 +36,11 @@ class Backup(NamedTuple):
 def back_up(log: EventLog, folder: Path, ending: str = ENDINGS[1], watch: Watch = unwatched) -> Backup:
     """Write what a log has and a folder has not as one more segment. The log may be in use, and stays as it is.
 
-    Of a log that was cut over, what is archived goes into the folder too.
+    If the log was cut over, what is archived goes into the folder too.
 
     Args:
         log: the log; every row of its table is checked as it is read.
-        folder: of the backup; is made if there is none. It may be the one to which the log is archived.
+        folder: of the backup; is made if there is none. The folder may be the one to which the log is archived.
         ending: of the file: ``.jsonl`` or ``.jsonl.gz``.
         watch: wraps the rows as they are read.
 

@@ -1,7 +1,7 @@
 """Writing segments: what a log has and a folder of segments has not becomes one more segment.
 
-A segment counts as written once its manifest is there. That is renamed into place last: after the rows have been synced
-to the disk, read back and compared. ``segments`` has the format, and reads.
+A segment counts as written once its manifest is there. The manifest is renamed into place last: after the rows have
+been synced to the disk, read back and compared. ``segments`` has the format, and reads.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _REFUSALS = ("authorization violation", "user authentication", "account authenti
 class _RandomNames(NUID):
     """Names of inboxes and requests that nobody guesses; in place of nats-py's, which count.
 
-    Every node may publish to the inboxes of services. One that knew the names of other requests could answer these.
+    Every node may publish to the inboxes of services. A node that knew the names of other requests could answer them.
     """
 
     def next(self) -> bytearray:

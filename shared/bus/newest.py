@@ -36,7 +36,7 @@ class Newest(Generic[Request]):
         self.replaced = 0
 
     async def put(self, subject: str, data: bytes) -> None:
-        """Take a message. It is not looked at, so that this takes no longer than the connection takes to read it."""
+        """Take a message without decoding it, so that this takes no longer than to read it from the connection."""
         self.replaced += subject in self._waiting
         self._waiting[subject] = (data, self._clock())
         self._came.set()

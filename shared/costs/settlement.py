@@ -22,7 +22,8 @@ from shared.views.documents import TaskView
 DAY_S = 86_400.0
 
 ALL, TASK, NODE, CAUSE, INCIDENT, SUBMISSION = "all", "task", "node", "cause", "incident", "submission"
-"""Dimensions: amounts of everything, and by the keys of the report. Of a submission: for how long its task trained."""
+"""Dimensions: amounts of everything, and by the keys of the report. A submission has only the time for which its task
+trained."""
 
 DIMENSIONS = (ALL, TASK, NODE, CAUSE, INCIDENT, SUBMISSION)
 

@@ -1,7 +1,7 @@
 """Claims of spans: time of workers whose node is away, that an incident leaves unused, or that no task uses. Pure.
 
-Spans are folded from the log (``shared/projections/spans.py``). Those of nodes also say when each worker was
-allocated at all: outside of them nothing is charged.
+Spans are folded from the log (``shared/projections/spans.py``). Spans of nodes also say when each worker was allocated
+at all: outside of them nothing is charged.
 """
 
 from __future__ import annotations

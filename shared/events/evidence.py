@@ -34,7 +34,7 @@ STACK_CHARACTERS = 8 * 1024
 it are three or four threads. Longer ones lose their end, which is the outermost frames of the last thread."""
 
 STACKS_CHARACTERS = 64 * 1024
-"""All stacks in one evidence together: equal ones count once. Those of the ranks to blame come first."""
+"""All stacks in one evidence together: equal ones count once. The stacks of the ranks to blame come first."""
 
 REPORTED_RANKS = 256
 """Ranks whose state, beside their stack, is in one evidence; those to blame come first."""

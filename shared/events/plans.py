@@ -161,12 +161,12 @@ class Problem(Model):
     def by_digest(self, assignment: Mapping[str, int]) -> Problem:
         """Return the problem as the log has it: the digest of each table in place of what follows from the table.
 
-        Of the costs that follow from it, those of the counts in ``assignment`` stay, for a reader of the plan.
+        The costs of the counts in ``assignment`` stay, though they follow from the table, for a reader of the plan.
         """
         return self.model_copy(update={"tasks": [_by_digest(task, assignment.get(task.name)) for task in self.tasks]})
 
     def with_tables(self, tables: Mapping[str, LoggedTable]) -> Problem:
-        """Return the problem that was solved, given the tables by digest. One of decider 1 names none.
+        """Return the problem that was solved, given the tables by digest. A problem of decider 1 names no table.
 
         Raises:
             KeyError: a table that the problem names is missing.

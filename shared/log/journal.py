@@ -316,8 +316,8 @@ class _Follower:
     async def _read(self) -> list[Recorded]:
         """Return the next records of the table.
 
-        The record at this position is read with them: it shows that the log is still the one that was followed. That of
-        the base does not need to be read, whose segment may be elsewhere.
+        The record at this position is read with them: it shows that the log is still the one that was followed. The
+        record of the base, whose segment may be elsewhere, does not need to be read.
         """
         log, position = self._journal.log, self._position
         known = int(position not in (0, log.base.position))

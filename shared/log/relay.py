@@ -116,7 +116,7 @@ class _Stuck(_Unusable):
 
 
 class _Equal(NamedTuple):
-    """That the stream was equal to the table up to a position, on the connection before the next reconnection."""
+    """Says that the stream was equal to the table up to a position, on the connection before the next reconnection."""
 
     position: int
     reconnects: int
@@ -129,7 +129,7 @@ class _Equal(NamedTuple):
 
 
 class Relay:
-    """Publishes the rows that the stream lacks. One for each process; its runs are serialised.
+    """Publishes the rows that the stream lacks. Each process has one; its runs are serialised.
 
     Args:
         log: of which the rows are.

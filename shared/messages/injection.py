@@ -1,6 +1,6 @@
 """Faults that a user asks for (``unicron inject``): how they are written, and the requests of the api to agents.
 
-``KIND[=ARGUMENT]`` names a fault. Those of ``OF_RANKS`` strike one rank of a task at a step, those of ``OF_NODES`` a
+``KIND[=ARGUMENT]`` names a fault. Faults of ``OF_RANKS`` strike one rank of a task at a step, those of ``OF_NODES`` a
 node at once. The api logs ``fault.injected`` between two requests: the first only asks whether the fault can happen
 (``judge``), so that nothing is logged that is refused.
 """

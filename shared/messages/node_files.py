@@ -1,8 +1,8 @@
 """Requests of the api to node agents about files on their machines: core NATS, ``unicron.files.<node>``.
 
 An agent serves two kinds of files and no others: the output of ranks, and the parameters of finished tasks
-(``shared.messages.task_folders``). Of the files that a submission names it says only whether a rank there could use
-them. Each request is answered by itself: a caller repeats what was lost, and reads a file chunk by chunk.
+(``shared.messages.task_folders``). About the files that a submission names an agent says only whether a rank there
+could use them. Each request is answered by itself: a caller repeats what was lost, and reads a file chunk by chunk.
 
 A reply is one line of JSON, and after it the bytes that were read.
 """

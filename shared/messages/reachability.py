@@ -1,6 +1,7 @@
 """Which nodes the detector does not hear though they are not lost: published by the detector, shown by the api.
 
-It is no decision and stays out of the log: it says what is so at this moment, and is published again and again.
+The message is no decision and stays out of the log: it says what holds at this moment, and is published again and
+again.
 """
 
 from __future__ import annotations

@@ -306,8 +306,8 @@ class WorkerStatus(Model):
     alone. ``memory_every``: steps between the rank's snapshots at present; 0: none. ``replicated``: whether ranks in
     other failure domains have each part of the state too. Both None where the rank has not said so.
 
-    Of a newer agent, a state that this version does not know is read as ``waiting``, which no rule takes for a hang,
-    and a phase as None, which has the limit of a slow region.
+    A state from a newer agent that this version does not know is read as ``waiting``, which no rule takes for a hang;
+    an unknown phase as None, which has the limit of a slow region.
     """
 
     worker: WorkerName

@@ -280,7 +280,7 @@ def _only_one(instance: Instance, task: int) -> list[int] | None:
     if allowed == 0:
         return None
     first = instance.choices.starts[task]
-    # Of equal values the last, which moves fewest workers.
+    # Of equal values the last one counts, which moves fewest workers.
     value = instance.choices.value[first : first + allowed]
     counts[task] = int(useful[allowed - 1 - int(np.argmax(value[::-1]))])
     return counts

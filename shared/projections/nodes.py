@@ -75,7 +75,7 @@ def cordoned(views: Views, event: NodeCordoned) -> None:
 
 
 def draining(views: Views, event: NodeDraining) -> None:
-    """Mark a node as draining. One that is drained already stays so, and is not charged for again."""
+    """Mark a node as draining. A node that is drained already stays so, and is not charged for again."""
     node = views.nodes.get(event.node)
     if node is None:
         return

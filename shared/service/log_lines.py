@@ -6,7 +6,7 @@
 
 ``UNICRON_LOG_FORMAT`` selects the format (``shared.settings.model.Settings.log_format``). A line of JSON has the time
 in UTC, the level, the service and its pid, the logger and the message; and the ids of what it is about, as far as they
-are known: ``node``, ``task``, ``worker``, ``plan``, ``incident``. Of an exception, ``error`` has the traceback.
+are known: ``node``, ``task``, ``worker``, ``plan``, ``incident``. ``error`` has the traceback of an exception.
 """
 
 from __future__ import annotations

@@ -136,8 +136,9 @@ class Settings(BaseSettings, EscalationLimits):
     """The key directory (``unicron keys``, ``unicron node``): who may use NATS; none: ``<run_dir>/nats/keys``, where
     the embedded stack has it."""
     connect_timeout_s: Seconds = 60.0
-    """How long a service or an agent that starts waits for NATS and for the log's database. They may be starting, or
-    failing over, which takes half a minute; after this time it ends, so that a wrong address shows."""
+    """How long a service or an agent that starts waits for NATS and for the log's database. NATS and the database may
+    be starting, or failing over, which takes half a minute; after this time the process ends, so that a wrong address
+    shows."""
     log_url: str = ""
     """SQLAlchemy URL of the log; empty: SQLite at ``<run_dir>/log.db``."""
     log_segments: Path | None = None

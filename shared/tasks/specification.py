@@ -62,7 +62,7 @@ within hours, and a task that has made no step in four of them keeps workers fro
 
 
 MAX_ARGUMENTS = 4096
-"""Arguments of a script. Those of Megatron-LM are below a thousand; a blend of data sets may have as many more."""
+"""Most arguments of a script. Megatron-LM has less than a thousand; a blend of data sets may have as many more."""
 
 Argument = Annotated[str, Field(max_length=65_536, pattern=r"^[^\x00]*$")]
 """An argument of a program: the kernel takes no null byte, and 128 KiB at most."""
@@ -253,8 +253,8 @@ class TaskSpec(Model):
     python: Annotated[str, Field(max_length=4096, pattern=r"^/[^\x00]*$")] | None = Field(
         default=None, exclude_if=lambda python: python is None
     )
-    """The Python in which the task's processes run, on all nodes the same; None: the node's own. It has the library,
-    but for a script that restarts whole: nothing of this project need be installed there."""
+    """The Python in which the task's processes run, on all nodes the same; None: the node's own. That Python has the
+    library, unless the script restarts whole: then nothing of this project need be installed there."""
 
     @property
     def restarts_whole(self) -> bool:

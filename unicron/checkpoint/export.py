@@ -128,7 +128,7 @@ def export(
 ) -> Exported:
     """Write the full parameters to a folder; all ranks call it.
 
-    What is written lies aside until all of it is durable: nothing is there in part, and what could not be written is
+    The files lie aside until all of them are durable: none is there in part, and files that could not be written are
     deleted. Other threads run meanwhile, however long it takes.
 
     Args:

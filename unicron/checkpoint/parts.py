@@ -1,7 +1,7 @@
 """The files of one rank's part of a checkpoint, in the format safetensors: chunks of the state, flat.
 
-The format is that of https://github.com/huggingface/safetensors#format. Its library reads the files. They are written
-here, since the library copies every tensor while it has the interpreter's lock, which delays training.
+The format is that of https://github.com/huggingface/safetensors#format. Its library reads the files. This module writes
+the files itself, since the library copies every tensor while it has the interpreter's lock, which delays training.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The reduction of a step's gradients beside its last backward pass, where every rank's optimizer updates everything.
 
-The buckets are those of the reduction behind the passes (``unicron.gradients.buckets``). One is sent, in a copy, as
-soon as the last backward pass has added all its gradients; its total takes the place of the local sum when it has come.
-So every rank has of each bucket the total or its own sum at any time, and what is copied is what is under way. No pass
-waits: while ``IN_FLIGHT`` copies are under way the next bucket is not sent, but at a later gradient or behind the
+The buckets are those of the reduction behind the passes (``unicron.gradients.buckets``). A bucket is sent, in a copy,
+as soon as the last backward pass has added all its gradients; its total takes the place of the local sum when it has
+come. So every rank has of each bucket the total or its own sum at any time, and what is copied is what is under way. No
+pass waits: while ``IN_FLIGHT`` copies are under way the next bucket is not sent, but at a later gradient or behind the
 passes.
 
 The last bucket's total is not stored before the ranks have agreed on the step's account. A rank on which all buckets

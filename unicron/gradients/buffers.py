@@ -37,7 +37,7 @@ class GradientBuffers:
         order = memory_order(buffers)
         self._trained = [trained[i] for i in order]
         self.tensors = [buffers[i] for i in order]
-        """One for each trained parameter, in the order in which they lie in memory."""
+        """The buffers: one for each trained parameter, in the order in which they lie in memory."""
         chunk_of = {id(p): number for number, chunk in enumerate(model_chunks(model)) for p in chunk.parameters()}
         self._chunks = [chunk_of[id(parameter)] for parameter in self._trained]
         self._plain = [(p, t) for p, t in zip(self._trained, self.tensors, strict=True) if p.grad is t]

@@ -62,7 +62,7 @@ class _Sent(NamedTuple):
 class Reduction:
     """Replaces the sums of one step's buckets by their totals over a group, in order.
 
-    Those before ``stored`` have their totals. From there up to ``launched`` a copy of each is under way, and the sums
+    Buckets before ``stored`` have their totals. From there up to ``launched`` a copy of each is under way, and the sums
     are as they were; so a broken collective costs none.
     """
 

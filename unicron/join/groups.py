@@ -48,8 +48,9 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 """Addresses of a store on this machine that no other machine can reach."""
 
 COLLECTIVES = frozenset({*range(12), 15, 16})
-"""Values of ``Work._get_op_type`` for collectives: c10d's ``OpType`` without sends and receives. Those end with the
-time-out of gloo's connections and cannot be waited for in slices: gloo closes the connection after one."""
+"""Values of ``Work._get_op_type`` for collectives: c10d's ``OpType`` without sends and receives. Sends and receives end
+with the time-out of gloo's connections and cannot be waited for in slices: gloo closes the connection after one
+slice."""
 
 _torch_wait = dist.Work.wait
 
@@ -273,7 +274,7 @@ def _wait_in_slices(link: AgentLink) -> None:
             return _torch_wait(work, timeout)
         if not link.waits_in_slices or work._get_op_type() not in COLLECTIVES:
             return _torch_wait(work)
-        # Those that this library waits for by itself are of all replicas, or come behind the passes.
+        # Collectives that this library waits for by itself are of all replicas, or come behind the passes.
         link.wait(work, of_replica=True)
         return True
 

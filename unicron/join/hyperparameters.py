@@ -18,15 +18,15 @@ COUNTS = frozenset({"step"})
 def hyperparameters(optimizer: Any, shard: tuple[int, int], shards: int) -> Identity:
     """Return the hyperparameters of a rank's optimizer.
 
-    One that is the same in all groups has a field that all ranks have in common; of any other each group has one, which
-    ranks of other model shards do not have: their optimizers may have other groups.
+    A hyperparameter that is the same in all groups has one field, which all ranks have in common. Any other has a field
+    for each group, which ranks of other model shards do not have: their optimizers may have other groups.
 
     Args:
         optimizer: torch's, or Megatron's around it.
         shard: the rank's tensor- and pipeline-parallel rank.
         shards: of the model.
     """
-    # Without those that are there since other ranks have them: a new process has none yet.
+    # Empty groups that are there since other ranks have them are left out: a new process has none yet.
     groups = [group for one in torch_optimizers(optimizer) for group in one.param_groups if OF_PEERS not in group]
     values = [dict(_values(group)) for group in groups]
     names = sorted({name for of_group in values for name in of_group})

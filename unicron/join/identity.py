@@ -28,8 +28,8 @@ REPORTED = 5
 """Most differences that an error lists; of further ones it says how many they are."""
 
 RECORDED = 1000
-"""Most fields that the log has of a task: some 80 KB, where a message of NATS has 1 MB. Of a repository of more modules
-a part is recorded."""
+"""Most fields that the log has of a task: some 80 KB, where a message of NATS has 1 MB. If a repository has more
+modules, a part of them is recorded."""
 
 Identity = Mapping[str, str]
 """Field -> value."""
@@ -66,9 +66,9 @@ def differing(
 ) -> dict[int, list[Difference]]:
     """Return the members that are not what the others are, with all that differs.
 
-    What counts is what the lowest proven member has. Without one it is what the log has recorded, and else what most
-    members have, the lowest of them if there are equally many. Members are compared in the fields that they have in
-    common: one that has trained may have imported more than one that is about to.
+    The values of the lowest proven member count. Without a proven member those that the log has recorded count, and
+    else those that most members have (of the lowest member, if equally many have others). Members are compared in the
+    fields that they have in common: one that has trained may have imported more than one that is about to.
 
     Args:
         identities: of all members, by rank.
@@ -121,8 +121,8 @@ def described(differences: Sequence[Difference], own: str, others: str) -> str:
 def signature(differences: Sequence[Difference]) -> str:
     """Return what is equal for two members that differ in the same way, whatever the step that they are in.
 
-    A hyperparameter may change with every step, and parameters do: of these only the first field counts. Of all else
-    the value counts too: a file that was edited twice is another difference.
+    A hyperparameter may change with every step, and parameters do: for these only the first field counts. For all
+    others the value counts too: a file that was edited twice is another difference.
     """
     first = differences[0]
     kind = first.field.partition("/")[0]

@@ -322,7 +322,8 @@ class Joiner:
         """
         at_least = reader.newest_step(configure.checkpoint) if configure.checkpoint else 1
         if any(report.undoes for report in reports):
-            # No copy or checkpoint has anything of that update. Without either, all that was trained would go with it.
+            # No copy or checkpoint has anything of that update. Where there is neither, all that was trained would be
+            # lost with the update.
             agreed = self._snapshots.agree(rank_state, configure.generation, at_least)
             if agreed is not None or configure.checkpoint:
                 if self.rank_state is not None:

@@ -37,7 +37,7 @@ class MemberChecks:
         """Whether the newest update is to be undone: a member that had a part in it differs."""
         self.keeps_state = False
         """Whether the state that the members of this generation begin with is to be kept until the comparison behind
-        their first update: the same on all. It is not where a newcomer may have had a part in it already."""
+        their first update: the same on all. It is not kept where a newcomer may have had a part in it already."""
 
     def note(self) -> None:
         """Look at what was imported since the last call, as it is now."""

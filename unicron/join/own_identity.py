@@ -190,8 +190,8 @@ def data_fields(data: str) -> Iterator[tuple[str, str]]:
     The times of the files are left out: copies of one file on several nodes have different ones.
 
     Args:
-        data: the prefix of an indexed dataset, one of its files, or a file. One that is not there, or may not be read,
-            yields nothing: what reads it says so.
+        data: the prefix of an indexed dataset, one of its files, or a file. A file that is not there, or may not be
+            read, yields nothing: whatever reads it says so.
     """
     given = Path(data)
     prefix = given.with_suffix("") if given.suffix in (".bin", ".idx") else given

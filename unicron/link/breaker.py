@@ -79,7 +79,7 @@ class Breaker:
         self._ending = False
         """Whether a thread aborts communicators at present, or ends what has no socket."""
         self._to_abort: list[Breakable] = []
-        """Those parts of the method whose communicators are intact."""
+        """The parts of the method whose communicators are intact."""
         self.method = BreakMethod()
         """How collectives are broken off at present; ``set_method`` sets it."""
         self.broken_at_s: float | None = None

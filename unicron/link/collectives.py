@@ -95,7 +95,8 @@ class Collectives(ABC):
 
     def finish_micro_batch(self) -> None:
         """Note that a micro-batch is finished."""
-        # Without the lock, which costs more than this does: a hold meanwhile sets the same time to much the same value.
+        # Taken without the lock, which costs more than this does: a hold meanwhile sets the same time to much the same
+        # value.
         self._sparing.finish_micro_batch(time.monotonic())
 
     def end_passes(self) -> None:
@@ -285,7 +286,7 @@ class Collectives(ABC):
         """Break off collectives of a generation that this process has left, so that none of them writes any more.
 
         Args:
-            works: the collectives, of groups of several replicas. Those that do not end in ``STUCK_S`` are
+            works: the collectives, of groups of several replicas. Collectives that do not end in ``STUCK_S`` are
                 ``abandoned``.
         """
         # Whoever leaves a generation that is not held has peers that may still wait for what this process has sent.

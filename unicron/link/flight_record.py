@@ -24,8 +24,9 @@ MOST_WAITS = 8
 def groups() -> list[list[Any]]:
     """Return name, ranks, number of collectives entered, and ``[number, operation]`` of those that have not ended.
 
-    Of each group of several ranks that this process is in. Called beside the training thread, which may make or destroy
-    groups meanwhile; and the recorder is no public part of torch. So whatever fails, there is only less to report.
+    The answer has each group of several ranks that this process is in. Called beside the training thread, which may
+    make or destroy groups meanwhile; and the recorder is no public part of torch. So whatever fails, there is only less
+    to report.
     """
     try:
         return _groups() if dist.is_initialized() else []

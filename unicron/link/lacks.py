@@ -1,7 +1,8 @@
 """What a process lacks where its own call failed: descriptors, memory, room on a file system, threads, ports.
 
-Such an error may come as one of Python, or as text from torch, gloo or NCCL, often in the words of a failed connection.
-But it says which process is to blame: the one whose call it was, and not the peer to which it was connecting.
+Such an error may be an exception of Python, or text from torch, gloo or NCCL, often in the words of a failed
+connection. But it says which process is to blame: the one whose call it was, and not the peer to which it was
+connecting.
 """
 
 from __future__ import annotations

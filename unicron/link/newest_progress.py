@@ -1,7 +1,8 @@
 """The newest progress of a rank, of which the agent needs no more than the newest: when it is sent, and with what.
 
 The agent passes progress on with its heartbeats, every 0.25 s, so of several reports in between only the newest counts,
-and of the steps that have ended only the last one. What is in between costs a write, and a wake-up of the agent.
+and of the steps that have ended only the last one. Each report in between would cost a write, and a wake-up of the
+agent.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import math
 from unicron.protocol.messages import Progress, encode
 
 INSIDE_A_STEP = frozenset({"compute", "reduce", "update", "ended"})
-"""Phases that may be kept back. That a step begins is reported at once, and with it the end of the step before: so the
-agent knows the step of a process that is killed, or that holds the interpreter's lock for ever."""
+"""Phases that may be kept back. The beginning of a step is reported at once, and with it the end of the step before: so
+the agent knows the step of a process that is killed, or that holds the interpreter's lock for ever."""
 
 
 class NewestProgress:

@@ -39,7 +39,7 @@ COPYING = frozenset(
         "scatter",
     }
 )
-"""Those whose first argument is the output and whose second is the input; with one rank both are equal afterwards."""
+"""Methods whose first argument is the output and whose second is the input; with one rank both are equal afterwards."""
 
 
 _SUM_OF_MULTIPLES: Any = dist.ReduceOp.PREMUL_SUM

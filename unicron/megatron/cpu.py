@@ -51,7 +51,10 @@ def _enable_sequence_parallel_norms() -> None:
 
 
 def found() -> bool:
-    """Return whether megatron-core can be imported. That of a script's own folder is found once the script runs."""
+    """Return whether megatron-core can be imported.
+
+    The megatron-core of a script's own folder is found only once the script runs.
+    """
     try:
         return importlib.util.find_spec("megatron.core") is not None
     except ModuleNotFoundError:

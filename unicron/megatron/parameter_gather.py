@@ -131,7 +131,9 @@ class ParameterGather:
         self.settle()
 
     def give_up(self) -> list[Any]:
-        """Leave the generation; return the collectives that may never end. What they would have brought is ``pending``.
+        """Leave the generation; return the collectives that may never end.
+
+        The parameters that they would have brought are ``pending``.
 
         On a device nothing tells a gather that has ended from one that was aborted, unless all were waited for.
         """

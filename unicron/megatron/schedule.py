@@ -40,8 +40,8 @@ class _BackwardTimer:
 class _ChunksInBackward:
     """Knows which model chunk the last backward pass was of.
 
-    Megatron's timers do not tell. What has computed each chunk's output gets a hook, which is called as that chunk's
-    backward pass begins.
+    Megatron's timers do not tell. The operation that has computed each chunk's output gets a hook, which is called as
+    that chunk's backward pass begins.
     """
 
     def __init__(self, model: Any) -> None:

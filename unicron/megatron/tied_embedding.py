@@ -12,8 +12,8 @@ from unicron.megatron.model import model_chunks, unwrapped
 def tied_weight(model: Any) -> torch.nn.Parameter | None:
     """Return the weight that embedding and output layer share; None if this rank has no such weight.
 
-    Of several chunks, the first may contain the embedding and the last the output layer; over pipeline stages, no rank
-    has both.
+    Where there are several chunks, the first may contain the embedding and the last the output layer; over pipeline
+    stages, no rank has both.
     """
     for chunk in model_chunks(model):
         module = unwrapped(chunk)

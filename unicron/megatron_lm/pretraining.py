@@ -142,7 +142,7 @@ class Pretraining:
                     raise
         self._exits.exit()
 
-    # What takes Megatron-LM's names.
+    # Replacements of Megatron-LM's functions.
 
     def _replace(self) -> None:
         """Put the adapter in the place of Megatron-LM's functions; ``seams`` lists them."""
@@ -187,8 +187,8 @@ class Pretraining:
         """Return Megatron-LM's ``save_checkpoint`` for a folder in which an attempt may have been broken off.
 
         A section that comes again may have saved already, and Megatron-LM saves once more where a batch is ramped up.
-        That checkpoint stays as it is: put aside, the tracker would name a checkpoint that is not there until the next
-        one is written.
+        A checkpoint that was saved stays as it is: if it were put aside, the tracker would name a checkpoint that is
+        not there until the next one is written.
         """
 
         @functools.wraps(function)
@@ -205,7 +205,7 @@ class Pretraining:
                 tracker.put_aside(Path(self._folder_of(iteration)))
             if dist.is_initialized():
                 dist.barrier()
-            # What train() has is not the task's where that was put back, or came from another rank.
+            # The scheduler of train() is not the task's where the state was put back, or came from another rank.
             scheduler = self._run.state["scheduler"].made
             result = function(iteration, model, optimizer, scheduler, *args, **kwargs)
             self._saved = generation, iteration

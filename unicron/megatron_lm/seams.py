@@ -81,7 +81,7 @@ def parameters_of(found: Any) -> tuple[str, ...]:
 def call(function: Any, **values: Any) -> Any:
     """Call one of Megatron-LM's functions with those of some values that it has parameters for.
 
-    Which these may be is in the table: a start has checked that a function has those that it needs.
+    The table says which these may be: a start has checked that a function has those that it needs.
     """
     has = parameters_of(function)
     return function(**{name: value for name, value in values.items() if name in has})

@@ -85,7 +85,7 @@ KINDS: dict[str, Callable[[], object]] = {
     "hang": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "sleep": lambda: time.sleep(FOREVER_S),
     "deadlock": _deadlock,
-    # One call of a C function, which looks at no signal and lets no other thread run: days of it.
+    # This is one call of a C function, which looks at no signal and lets no other thread run, for days.
     "spin": lambda: sum(range(10**14)),
 }
 """What each kind does that raises nothing."""

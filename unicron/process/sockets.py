@@ -58,10 +58,10 @@ def listening() -> frozenset[int]:
 def impersonate_peers(chosen: Callable[[int], bool], peers: int) -> None:
     """Connect to listening sockets in place of gloo peers that will not come, and hang up.
 
-    Of two gloo peers one waits for the connection of the other, up to five times its time-out (gloo's
+    One of two gloo peers waits for the connection of the other, up to five times its time-out (gloo's
     ``Pair::waitUntilConnected``), without a socket that could be shut. The connecting peer sends the number of the pair
-    that it connects, 8 bytes that count from 0 on each listener. The numbers in use are not known here, so all
-    possible ones are tried. The waiting thread then has a connection that ends, which is an error like any other.
+    that it connects, 8 bytes that count from 0 on each listener. The numbers in use are not known here, so all possible
+    ones are tried. The waiting thread then has a connection that ends, which is an error like any other.
 
     Args:
         chosen: whether to connect to the listening socket of an inode.

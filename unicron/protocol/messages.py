@@ -55,7 +55,7 @@ model that the library refuses; a missing module or file, or a syntax error, at 
 
 DIFFERS = "differs"
 """``Raised.kind`` of a process that is not what the other members of its generation are, and leaves it: its code, its
-settings, its hyperparameters (``unicron.join.identity``). Another process of the same will leave, too."""
+settings, its hyperparameters (``unicron.join.identity``). Another process with the same difference will leave, too."""
 
 
 class ProtocolError(Exception):
@@ -74,7 +74,7 @@ class Message:
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
-"""One for all lines: ``json.dumps`` would make one for each."""
+"""One encoder for all lines: ``json.dumps`` would make one for each."""
 
 
 def encode(message: Message) -> bytes:

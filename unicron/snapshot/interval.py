@@ -178,8 +178,8 @@ class Interval:
     def is_due(self, applied: int, *, checkpointing: bool) -> bool:
         """Return whether a snapshot is due at a boundary; called at each, in order.
 
-        One that is due waits for a checkpoint that is being written, which has a state about as new and costs time too;
-        but not until a further one is due.
+        A snapshot that is due waits for a checkpoint that is being written, which has a state about as new and costs
+        time too; but not until a further one is due.
 
         Args:
             applied: updates applied.

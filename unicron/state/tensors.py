@@ -131,7 +131,8 @@ class StateTensors:
     def updated_chunks(self) -> dict[StateChunk, torch.Tensor]:
         """Return the chunks with an update of a distributed optimizer that the ranks have not yet gathered.
 
-        Of the parameters those are the range that this rank's optimizer updates, and all that no optimizer updates.
+        The parameters' chunks are the range that this rank's optimizer updates, and all parameters that no optimizer
+        updates.
         """
         found = self._updated_here()
         for local in self.local_shards:

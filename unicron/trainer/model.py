@@ -35,7 +35,7 @@ def padded_vocabulary(spec: Spec) -> int:
 def build(spec: Spec, tensor: int, pipeline: int) -> tuple[Any, Any]:
     """Return the rank's shard of the GPT in Megatron's DistributedDataParallel, and Megatron's optimizer for it.
 
-    Of an interleaved pipeline that is a list of model chunks.
+    For an interleaved pipeline the model is a list of model chunks.
 
     Megatron's process groups must exist. ``initialise`` sets the parameters.
 

@@ -35,8 +35,8 @@ def forward_backward(
         step: counts from 1.
         batches: micro-batch and its samples (``Samples.batch``), in the order of computation.
         done: called after the backward pass of each micro-batch, with its number and the mean loss over its tokens; the
-            loss is None on ranks that are not in a pipeline's last stage. Of several model chunks also with the number
-            of the one that has computed.
+            loss is None on ranks that are not in a pipeline's last stage. With several model chunks it also gets the
+            number of the one that has computed.
 
     Raises:
         RuntimeError: a peer of the pipeline or the tensor-parallel group was lost.

@@ -257,8 +257,8 @@ class Training:
         stopping = self.request >= STOP
         if stopping and not self._attempt(lambda: save_and_stop(self)):
             return False
-        # One at a time: where the file system is slower than the interval, training does not wait for it.
-        # Nor is the one that a stop could not write tried again at the same boundary.
+        # One checkpoint is written at a time: where the file system is slower than the interval, training does not wait
+        # for it. Nor is the one that a stop could not write tried again at the same boundary.
         if self._checkpoint_due and not stopping and self._writer.idle and not self._attempt(self._begin_checkpoint):
             return False
         self.snapshots.take(self.rank_state, self.user.record, checkpointing=not self._writer.idle)
@@ -412,7 +412,7 @@ class Training:
     def save(self) -> tuple[str, str]:
         """Write a checkpoint of this state, unless there is one; return its place, and why there is none.
 
-        One that is published is never written again: where that failed, there would be none.
+        A published checkpoint is never written again: if that failed, there would be none.
         """
         location, reason = self._checkpoint_location(), ""
         if location != self._saved:

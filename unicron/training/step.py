@@ -244,7 +244,8 @@ class Step:
         in_progress = state.step_in_progress
         link.progress(number, "reduce", buckets=in_progress.reduced)
         self._gather_rest()
-        # One after the other where a fault is to come after a number of buckets, and no more may be reduced.
+        # Buckets are sent one after the other where a fault is to come after a number of them, and no more may be
+        # reduced.
         in_flight = 1 if faults.fails_between_buckets(number) else IN_FLIGHT
         state.finite.read_losses(in_progress)
         state.loss_scale.check()

@@ -38,8 +38,8 @@ HOLD_GRACE_S = 2.0
 for the lost peer."""
 
 STOP_GRACE_S = 240.0
-"""How long a script may take to end on SIGTERM where no fault has struck, so that it can save. One minute less than the
-default of ``resume_timeout_s``, for which a stop is waited for."""
+"""How long a script may take to end on SIGTERM where no fault has struck, so that it can save. It is one minute less
+than the default of ``resume_timeout_s``, for which a stop is waited for."""
 
 LOOK_S = 1.0
 """Pause between two looks at the steps that peers have reported and at the checkpoints: short beside steps of a second

@@ -75,8 +75,8 @@ class TaskFiles:
     def write_spec(self, task: str, spec: TaskSpec) -> Path:
         """Write the specification for the ranks of a task; return its path.
 
-        The file is replaced as a whole, so that a rank of another node never reads a part of it. One that is the same
-        stays: a rank can be started again on a node whose disk is full.
+        The file is replaced as a whole, so that a rank of another node never reads a part of it. A file with the same
+        content stays: a rank can be started again on a node whose disk is full.
 
         Raises:
             Unavailable: the file cannot be written.

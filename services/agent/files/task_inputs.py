@@ -1,11 +1,11 @@
 """Whether ranks on this machine can use the files that a submitted specification names, and if not, why.
 
-The api asks the nodes before it takes a submission (``shared.messages.node_files.CheckInputs``). What only running the
-task would show is left to the ranks. The rules are those of the built-in trainer (``unicron/trainer/data.py``), which
-the control plane does not import.
+The api asks the nodes before it takes a submission (``shared.messages.node_files.CheckInputs``). Problems that only
+running the task would show are left to the ranks. The rules are those of the built-in trainer
+(``unicron/trainer/data.py``), which the control plane does not import.
 
 Where the task has a user of its own, a process of that user looks: an agent that runs as root would find that any file
-can be read. That process is this module as a program.
+can be read. The process runs this module as a program.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 After its line, an agent takes one more line on the connection: ``bandwidth send``, and it sends ``MOST_BYTES``; or
 ``bandwidth take``, and it takes what comes and says how much that was in how long (``took BYTES SECONDS``). Both end
-after ``TRANSFER_S``. An agent of an older version closes the connection instead. One transfer at a time is served, so
-that many cannot slow a node down; ranks hardly notice one of 16 MiB.
+after ``TRANSFER_S``. An agent of an older version closes the connection instead. An agent serves one transfer at a
+time, so that many cannot slow a node down; ranks hardly notice one transfer of 16 MiB.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ except ImportError:
     OLDEST = VERSION = unicron.protocol.messages.VERSION
 print(json.dumps({{"versions": found, "lacking": lacking, "protocol": [OLDEST, VERSION]}}))
 """
-"""What a Python is asked: imports the library's messages, which need the standard library alone. A library of version 2
-of the protocol says the version there."""
+"""The program that a Python is asked to run: it imports the library's messages, which need the standard library alone.
+A library of version 2 of the protocol says the version there."""
 
 
 class Interpreters:

@@ -16,7 +16,7 @@ from shared.bus.messages import MAX_SECONDS
 from unicron.protocol import messages
 
 _TIMED = frozenset({"begun", "compute", "reduce", "update", "ended"})
-"""Phases whose gaps are reported: those within a step, and between two. Others may take any time."""
+"""Phases whose gaps are reported: those within a step, and between two. Other phases may take any time."""
 
 BUSY = 0.5
 """Part of a processor from which a process counts as at work: one thread that computes uses a whole one, also where it

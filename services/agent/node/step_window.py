@@ -1,8 +1,8 @@
 """The steps of a rank that its next heartbeats report: those since the heartbeat before, and some longer. Pure.
 
 Heartbeats are published and not repeated. So each step is in the heartbeats of ``WINDOW_S``, and a heartbeat that is
-lost loses no step; the reader counts each step once. Of short steps only some are reported, the same ones by all nodes:
-those whose number a power of two divides, and the one with the largest loss.
+lost loses no step; the reader counts each step once. Where steps are short only some are reported, the same ones by all
+nodes: those whose number a power of two divides, and the one with the largest loss.
 """
 
 from __future__ import annotations

@@ -271,7 +271,7 @@ class ForkServer:
         try:
             agreed("the fork server", event.version, event.newest, event.library)
         except Unavailable as err:
-            # It is that of the supervisor's start, or of a Python whose library was replaced since.
+            # The fork server has the library of the supervisor's start, or one that was replaced since.
             self._ready.set_exception(Unavailable(f"{err.detail}, and start the node's service again"))
         else:
             self._ready.set_result(None)

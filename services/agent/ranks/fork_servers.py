@@ -1,7 +1,7 @@
-"""The node's fork servers as the agent sees them: of each Python in use one after the other.
+"""The node's fork servers as the agent sees them: for each Python in use one after the other.
 
-The supervisor replaces the one of the node's own Python when it has ended. That of another Python is started with the
-first process that is to run there, and again with the next one behind its end.
+The supervisor replaces the fork server of the node's own Python when it has ended. The fork server of another Python is
+started with the first process that is to run there, and again with the next process after its end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Limits the output of ranks on the disk: how much of each process, and of how many processes of a worker.
 
-A rank writes to its file itself, so that its output survives agents and costs it no process in between. What is beyond
+A rank writes to its file itself, so that its output survives agents and costs it no process in between. Output beyond
 the limit is freed at the file's beginning (a hole, fallocate(2)): sizes and offsets stay as they are, nobody has to
 open another file, and who follows the output goes on. The first of these limits is kept up to what a rank writes in
 ``LOOK_S``.

@@ -176,7 +176,10 @@ class RankServer:
                 del self._writers[process.id], self._closed[process.id]
 
     def _take(self, process: Process, line: bytes) -> str:
-        """Pass a message on; return its name. One that cannot be used is dropped, and is not to be repeated either."""
+        """Pass a message on; return its name.
+
+        A message that cannot be used is dropped, and is not to be repeated either.
+        """
         name = ""
         try:
             message = messages.decode(line)

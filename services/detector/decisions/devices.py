@@ -5,8 +5,8 @@ with a new agent (``isolation.may_return``). SEV2 has the processes on the devic
 is recorded by the agent alone.
 
 A rank may meet the fault as well, as an exception or as the end of its process, and one fault may have several codes.
-Whatever comes first is the incident. What comes while that incident is not over adds nothing, but for a worse severity,
-which escalates it.
+Whatever comes first is the incident. A further report while that incident is not over adds nothing, except that a worse
+severity escalates the incident.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def joined(decision: Decision, node: str) -> None:
 
 
 def _keep(state: DetectorState, signal: DeviceFailed) -> None:
-    """Keep a signal of an agent that has not joined yet. Those of an earlier one are of no use."""
+    """Keep a signal of an agent that has not joined yet. Signals of an earlier agent are of no use."""
     kept = [one for one in state.early_devices.get(signal.node, []) if one.incarnation == signal.incarnation]
     state.early_devices[signal.node] = [*kept, signal][-MOST_EARLY:]
 

@@ -36,7 +36,7 @@ _RANK_FIELDS = {"state", "phase", "step", "micro_batch", "setup_parts", "progres
 """What the evidence of a fault contains of each rank's status."""
 
 _PLACE = ("state", "phase", "step", "micro_batch", "process_state")
-"""What ranks are compared by that stand at the same place."""
+"""Fields by which it is judged whether ranks stand at the same place."""
 
 MOST_RANKS = 64
 """Ranks whose status is in the evidence of one fault, 10 kB: that of all of 16,000 ranks would be 2.4 MB."""
@@ -191,8 +191,8 @@ def _all_alive_since(state: DetectorState, task: MonitoredTask, at: datetime) ->
 def _ranks(state: DetectorState, task: MonitoredTask, blamed: Sequence[str]) -> dict[str, Any]:
     """Return the entries of an error's evidence that say where the ranks stand, for its reader.
 
-    Of more than ``MOST_RANKS`` these are the ones to blame and then those that do something else than most; what most
-    do is said once.
+    Of more than ``MOST_RANKS`` ranks, the entries have those to blame and then those that do something else than most;
+    what most ranks do is said once.
     """
     statuses = {w: status for w, status in state.statuses(task).items() if status.task == task.name}
     found: dict[str, Any] = {}

@@ -2,8 +2,8 @@
 
 A node that was isolated, because of a link or of another fault, joins again (``node.joined``) only once its present
 agent has passed the self-test (``shared/messages/self_test.py``), which is asked when nothing else keeps the node out.
-One that fails is asked again after a while, which doubles. What the test found is in the event, and a failure in the
-detector's own log. ``unicron return`` has the api ask for the same test.
+A node that fails is asked again after a while, which doubles each time. The event has the findings of a test that was
+passed, the detector's own log a failure. ``unicron return`` has the api ask for the same test.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ def node_left(node: MonitoredNode, reason: str, now: datetime) -> NodeLeft:
 def of_rank(state: DetectorState, status: WorkerStatus, interval_s: float, now: datetime) -> TaskProgressed | None:
     """Learn a task's step and rate from the status of its rank 0; return a summary when one is due.
 
-    What any rank reports of times without progress is learnt, too; not once a fault has been found or a plan is in
-    progress, since a rank may then have waited for another that hangs.
+    Times without progress are learnt from every rank, except once a fault has been found or while a plan is in
+    progress: a rank may then have waited for another that hangs.
 
     Args:
         state: the detector's; the task's step and the durations of its steps are changed in place.

@@ -48,7 +48,7 @@ LEAST_FAULTS = 3
 peer of it shares."""
 
 ANONYMOUS = (ErrorKind.CONNECTION, ErrorKind.COLLECTIVE_TIMEOUT)
-"""Kinds whose worker is the first that reported. One that is the first again and again is started anew; no node is
+"""Kinds whose worker is the first that reported. A worker that is the first again and again is started anew; no node is
 isolated for it."""
 
 
@@ -84,8 +84,8 @@ def of_start(state: DetectorState, event: ErrorDetected, limits: EscalationLimit
     """Return the error of a process that a plan had started, judged by what failed and by what that follows.
 
     Where its restart has failed too, ``faults.judge`` gives the node up. That is right if the machine may have failed,
-    and if nothing shows that the failure follows the task. What a program says of itself is no reason, unless the node
-    alone has failed another task as well.
+    and if nothing shows that the failure follows the task. An error that says nothing of the machine is no reason to
+    give the node up, unless that node alone has failed another task as well.
 
     Args:
         state: the detector's, without the event.
@@ -237,7 +237,7 @@ def _repeated(state: DetectorState, event: ErrorDetected, found: Occurrence, lim
     elsewhere = _same_cause(state.causes.tasks.get(found.task or "", ()), found, window_s)
     others = {one.node for one in elsewhere if one.node not in (None, found.node)}
     if 2 * len({one.fault for one in elsewhere if one.node in others}) >= times:
-        # Of the task, wherever its processes run: other nodes would be isolated one after the other.
+        # This is the task's cause, wherever its processes run: other nodes would be isolated one after the other.
         severity = min(severity, Severity.SEV2, key=_badness)
         used["follows_task_on"] = sorted(str(node) for node in others)
         if severity is event.severity:

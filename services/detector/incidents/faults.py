@@ -261,7 +261,8 @@ def judge(task: MonitoredTask, fault: Fault, *, window_s: float, now: datetime) 
     elif severity is Severity.SEV3 and (
         original := task.failures.newest_retry(task.max_restarts, window_s=window_s, now=now)
     ):
-        # The same failure at the same step ends the task. One that goes on between two would be retried for ever.
+        # The same failure at the same step ends the task. A task that makes steps between two failures would otherwise
+        # be retried for ever.
         severity, fault = Severity.SEV2, replace(fault, node=None, worker=None, rank=None)
     # A process that a signal ended has raised nothing: a traceback in its output is of an error that it has survived.
     signalled = fault.evidence.get("exit_code", 0) < 0

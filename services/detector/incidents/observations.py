@@ -1,6 +1,6 @@
 """One fault seen by many ranks and methods: one incident with several observations, and its root cause. Pure.
 
-An error event has what was known when it was decided. What belongs to its incident and comes later is no error of its
+An error event has what was known when it was decided. A later report that belongs to the incident is no error of its
 own: the broken sockets of the peers, the exception that follows an Xid, the end of the process after its exception. It
 is collected until the survivors have left the step (``state.moved``, phase ``held``) and their signals have come, at
 most for ``OBSERVE_S``; then one event ``incident.observed`` has it. No plan follows from that event. Where there was

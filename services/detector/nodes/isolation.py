@@ -125,7 +125,7 @@ def cause(state: DetectorState, node: MonitoredNode) -> str | None:
 def may_return(state: DetectorState, name: str, *, new_agent: bool = False) -> bool:
     """Return whether a node is not isolated, or has reached all usable nodes of its kind for long enough.
 
-    One that is isolated because of a device waits until a user returns it, or starts its agent anew: a device can be
+    A node that is isolated because of a device waits until a user returns it, or starts its agent anew: a device can be
     reset only while no agent has it open, and an agent looks at the devices as it starts.
 
     Nodes that have not been heard or are too old to be probed are left out, so the last node of a cluster returns.

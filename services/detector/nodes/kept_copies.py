@@ -1,8 +1,8 @@
 """Copies in memory that nodes keep for tasks without a process there: which are not needed any more. Pure.
 
-What is done stays until what replaces it is durable: the copies of a task may be all that there is of its newest
-steps. So a node deletes none by itself. It reports which it keeps, and is asked to delete those of tasks that are over,
-whether they ended while its agent was there or not.
+The copies of a task may be all that there is of its newest steps. So a node deletes none by itself. The node reports
+which copies it keeps, and is asked to delete those of tasks that are over, whether they ended while its agent was there
+or not.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ ASKED_EVERY_S = 10.0
 """Pause between two requests to a node about the copies of one task: deleting them takes a second at most."""
 
 LINGER_S = 600.0
-"""For how long copies stay of a task that trains on other nodes, or that the log does not know. What it trains on there
-has copies of its own within minutes, and no plan can come back to what the log does not know."""
+"""For how long copies stay of a task that trains on other nodes, or that the log does not know. On the other nodes the
+task has copies within minutes, and no plan can come back to a task that the log does not know."""
 
 FAILED_S = 86_400.0
 """For how long the copies stay of a task that has failed, or was stopped where its newest state could not be saved: as

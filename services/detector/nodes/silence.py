@@ -39,7 +39,8 @@ MAX_WITNESSES = 5
 """Witnesses asked about a node at a time: a majority of them would have to fail in the same second."""
 
 MAX_OWN_PROBES = 32
-"""Nodes that the detector probes itself at a time. It asks whether *its* link works, for which a few are enough."""
+"""Nodes that the detector probes itself at a time. These probes ask whether the detector's own link works, for which a
+few are enough."""
 
 ONE_FAULT_S = 60.0
 """Time after the isolation of a node within which its loss belongs to the same incident: a machine that is about to
@@ -283,7 +284,7 @@ def _ended(state: DetectorState, node: MonitoredNode, since: datetime) -> str | 
     """Return why a node is lost whose agent is known to have ended; None if that is not known.
 
     No time-out has to pass: the detector itself has found the agent's port refused and the agent's connection to NATS
-    gone (``prober.py``). That of a witness alone may be due to its own network, and counts with the silence.
+    gone (``prober.py``). What a witness alone has found may be due to its own network, and counts with the silence.
     """
     found = probing.results(state, node.name, since).get(DETECTOR)
     return "no heartbeat, and its machine answers without an agent" if found is Outcome.ABSENT else None
@@ -326,9 +327,9 @@ def _verdict(
 def _may_lose_unprobed(state: DetectorState, node: MonitoredNode, look: _Now) -> bool:
     """Return whether the silence of a node that cannot be probed is enough.
 
-    It is while others speak. Where none does, a node that has not been heard since the detector began to listen is
-    kept, since the log of an older version does not say where it is, and so is one of an older version, as long as
-    there is a node that could be probed: both may be cut off with the control plane.
+    The silence is enough while others speak. Where none does, two kinds of nodes are kept, since they may be cut off
+    with the control plane: a node that has not been heard since the detector began to listen (the log of an older
+    version does not say where it is), and a node of an older version, as long as there is a node that could be probed.
     """
     if look.witnesses or look.others_speak:
         return True
@@ -368,7 +369,7 @@ def node_lost(
 ) -> ErrorDetected:
     """Return the error event of a lost node, with the tasks that have workers on the node. ``details``: evidence.
 
-    Of a node that has not been heard since the detector began to listen nobody knows for how long it had been silent.
+    If the node has not been heard since the detector began to listen, nobody knows for how long it had been silent.
     """
     event_id = event_id_of_loss(node)
     silent_since = min(node.heard_at or state.listening_since, now)

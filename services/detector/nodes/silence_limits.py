@@ -53,8 +53,8 @@ BOUND_FACTOR = 2.0
 loss may be found late, but is always found."""
 
 SPEAKS_FRACTION = 0.5
-"""A node speaks if it was heard within this part of ``node_timeout_s``. Of nodes that fall silent together none speaks
-any more when the first one reaches the time-out."""
+"""A node speaks if it was heard within this part of ``node_timeout_s``. When nodes fall silent together, none of them
+speaks any more by the time the first one reaches the time-out."""
 
 Source = Literal["warm-up", "floor", "accrual", "bound"]
 """What a limit comes from: the setting, while too few heartbeats are known; a hard bound; or the estimate."""

@@ -24,7 +24,8 @@ def missing(records: Records) -> list[dict[str, Any]]:
 
     Each is ``collective``, ``group``, ``sequence`` (its number in the group), ``entered`` (the ranks that wait in it),
     ``missing`` (ranks that have not entered it) and ``unknown`` (ranks of the group that did not answer). Where nobody
-    is missing and all answered, all ranks have entered it, and it does not end. Those with missing ranks come first.
+    is missing and all answered, all ranks have entered the collective, and it does not end. Collectives with missing
+    ranks come first.
     """
     groups: dict[tuple[str, tuple[int, ...]], dict[int, GroupRecord]] = defaultdict(dict)
     for rank, own in records.items():

@@ -1,9 +1,9 @@
 """When the progress of a task, or the failure of a checkpoint, is recorded: as it changes, not as it is heard of. Pure.
 
 Step and loss of the moment come from heartbeats. The log has progress for what is computed from it: corrections of the
-throughput model, costs, service levels, estimates. Those need each change of the rate soon, and the step not much older
-than what it is compared with. So the time between two summaries grows with the time for which the rate is the same, and
-the step is recorded once more right before a fault.
+throughput model, costs, service levels, estimates. All of these need each change of the rate soon, and a step about as
+new as what it is compared with. So the time between two summaries grows with the time for which the rate is the same,
+and the step is recorded once more right before a fault.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ CPU and a lost TCP segment is repeated after 0.2 s, 0.4 s and so on. So P is her
 
 * for delays that have been seen: their frequency in the recent past, (1 + how many were longer) / (1 + all);
 * beyond, an exponential tail above the 90% quantile ``u``, whose mean is the mean excess over ``u`` (peaks over
-  threshold with shape 0: Davison and Smith, Models for exceedances over high thresholds, JRSS B 1990). Of a heavier
-  tail the mean excess is larger, and one far outlier already widens it.
+  threshold with shape 0: Davison and Smith, Models for exceedances over high thresholds, JRSS B 1990). A heavier tail
+  has a larger mean excess, and one far outlier already widens it.
 
 What is estimated is by how much a heartbeat is later than its agent has promised (``Heartbeat.interval_s``), and not
 the interval itself: agents also send heartbeats between two regular ones, which would narrow it.
@@ -43,7 +43,8 @@ ABSENCE_INTERVALS = 20
 """Promised intervals from which a gap was an absence (of the node, of its link) and no delay: 5 s, beyond any bound."""
 
 REFRESH = 8
-"""Delays after which the tail is estimated anew, 2 s of heartbeats. One that is the longest of all counts at once."""
+"""Delays after which the tail is estimated anew, 2 s of heartbeats. A delay that is the longest of all counts at
+once."""
 
 
 class Arrivals:

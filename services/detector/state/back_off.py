@@ -67,8 +67,8 @@ def waited_s(times: int) -> float:
 def way_of(evidence: Evidence, worker: str | None) -> str:
     """Return in which way a process has failed: by the class of its text, else by the kind and name of its error.
 
-    What one step further, or another kind of error, says with the same text is the same. Processes that somebody ends
-    are another matter on each worker.
+    An error with the same text one step later, or of another kind, is the same way. Processes that somebody ends are
+    another matter on each worker.
     """
     kind, _, named = (evidence.failure or "").partition("/")
     name = evidence.error_class or f"{kind}/{named.rpartition('/step ')[0] or named}"

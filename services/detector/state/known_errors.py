@@ -60,7 +60,7 @@ class KnownError:
     """An error event without its evidence. ``failure``: the key of the failure, ``place``: of an exception.
 
     ``way``: in which way it failed (``back_off.way_of``). ``starting``: whether a process failed that its plan had
-    started. The others are the event's fields.
+    started. The other fields are those of the event.
     """
 
     event_id: str
@@ -217,7 +217,8 @@ class FailureHistory:
     def times(self, key: str, *, window_s: float, now: datetime, without: int) -> int:
         """Return in how many generations, without one, the failure was detected within a time before now.
 
-        What came before the newest step that it has failed at, or before an operator has looked at it, does not count.
+        Failures before the newest step at which it has failed, or before an operator has looked at the task, do not
+        count.
         """
         known, since = self.failures.get(key), self.counted_since
         times = known.at.items() if known is not None else ()

@@ -10,8 +10,8 @@ but not below the floor nor below 1.5 times the longest gap that is remembered. 
 quantile of a log-normal distribution seven standard deviations above its median (its p99 is 2.33 above), which for a
 heavy tail is far above its p99. Quantiles stay what they are when one gap in a hundred is an outlier.
 
-What is known outlives a generation (``ProgressHistory``), but nothing is noted of a generation's first steps, and
-they are judged by their mean. If they are slower than nearly all steps before, what was known is scaled.
+The distributions outlive a generation (``ProgressHistory``), but nothing is noted of a generation's first steps, which
+are judged by their mean. If they are slower than nearly all steps before, what was known is scaled.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ minute of that would be the longest gap for an hour."""
 
 COMPARED_STEPS = 3
 """Least number of a generation's first steps that tell whether it is slower than those before: one of three may be
-long. Of steps that are shorter than an interval of heartbeats, not all are reported."""
+long. Where steps are shorter than an interval of heartbeats, not all are reported."""
 
 QUANTILE = 0.99
 
@@ -58,15 +58,15 @@ LONGEST_FACTOR = 1.5
 another task's burst that came once comes again."""
 
 LONGEST_DECAY = 0.5 ** (1 / 5000)
-"""What is left of the longest gap with each further one: half after 21 minutes of heartbeats, so that what comes every
-ten minutes is expected all the time (1.5 times 0.7 of it), and what came once is forgotten within some hours."""
+"""Factor of the longest gap with each further one: half after 21 minutes of heartbeats, so that what comes every ten
+minutes is expected all the time (1.5 times 0.7 of it), and what came once is forgotten within some hours."""
 
 REFRESH = 8
 """Values after which quantiles are computed anew."""
 
 LAYOUTS = 4
-"""Layouts of a task that are remembered: that of before a loss of workers, that of after it, and those of the survivors
-of the two. One of 1,000 ranks with five phases each takes 7 MB (tracemalloc)."""
+"""Layouts of a task that are remembered: those before and after a loss of workers, and those of the survivors of both.
+A layout of 1,000 ranks with five phases each takes 7 MB (tracemalloc)."""
 
 
 class RecentTimes:
@@ -230,8 +230,9 @@ class ProgressGaps:
     def _settle(self) -> None:
         """End the first steps of the generation.
 
-        If these are slower than nearly all steps before, the steps are taken to vary as before, in proportion. Which
-        phases have become slower is not known: their gaps begin anew, and until then the limit of the steps holds.
+        If these are slower than nearly all steps before, the steps are taken to vary as before, in proportion. It is
+        not known which phases have become slower: the gaps of all begin anew, and until they are known the limit of the
+        steps holds.
         """
         present_s, past_s = median(self._first_steps_s), self.steps.median_s
         if self.steps.count and present_s > self.steps.p99_s:

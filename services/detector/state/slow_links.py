@@ -108,7 +108,7 @@ class RoundTrips:
     def due(self, task: str, generation: int, nodes: Sequence[str], at_s: float) -> list[Pair]:
         """Return the pairs of a task's nodes that are to be probed now: of near ranks, each once in ``PERIOD_S``.
 
-        They are spread over the period. Of fewer than three nodes there is none.
+        The pairs are spread over the period. A task on fewer than three nodes has none.
 
         Args:
             task: its name.

@@ -214,8 +214,8 @@ def in_first_step(status: WorkerStatus) -> bool:
 def may_work(status: WorkerStatus, *, first: bool) -> bool:
     """Return whether what a rank's process or device does may be work, and not the wait for a collective.
 
-    That is so between two steps and while the user's ``build`` runs; inside a step only of a fresh start, since a rank
-    that is warm has a limit of its own, and one that spins would be found no more.
+    It may be work between two steps and while the user's ``build`` runs; inside a step only in a fresh start. A warm
+    rank has a limit of its own, and a warm rank that spins would otherwise not be found.
 
     Args:
         status: of the rank.
@@ -256,8 +256,8 @@ def _alone(
 ) -> Stall | None:
     """Return the stall of data-parallel ranks that compute for longer than they ever do, while others make progress.
 
-    They wait for nobody, so the others need not have come to wait for them. That is judged only by what is known of
-    the rank itself, and not beside ranks in slow regions, which it may wait for in code of the user. The first
+    They wait for nobody, so the others need not have come to wait for them. A rank is judged so only by what is known
+    of the rank itself, and not beside ranks in slow regions, for which it may wait in code of the user. The first
     micro-batch is another matter: it may wait for parameters of a rank that has yet to update them, so in its phase a
     rank is judged beside all the others only, and if none has done fewer steps.
     """

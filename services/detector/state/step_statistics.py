@@ -62,7 +62,8 @@ class StepStatistics:
         """Begin a generation, unless it is the present one.
 
         The tests go on where the same processes have the same work: a new deal of micro-batches does not hide who is
-        becoming slow. What was seen of a process that has ended says nothing of the next, but for how much times vary.
+        becoming slow. The times of a process that has ended say nothing of the next process, except how much times
+        vary.
 
         Args:
             generation: its number.

@@ -275,8 +275,9 @@ class PeerGroup:
     def _settle(self, workers: Collection[str], changed: Collection[str]) -> None:
         """Decide which of the newest log ratios are noise.
 
-        Those of a rise of the evidence are, once it has come to nothing; those that end in a change, and those of slow
-        workers, are not. Of few ranks that holds for all together, since each shifts the log ratios of the others.
+        The log ratios of a rise of the evidence are noise once the rise has come to nothing; log ratios that end in a
+        change, and those of slow workers, are not. Of few ranks that holds for all together, since each shifts the log
+        ratios of the others.
 
         Args:
             workers: that have a log ratio of this step.
@@ -294,8 +295,9 @@ class PeerGroup:
     def _remember(self, logs: Mapping[str, float], *, is_steady: bool) -> None:
         """Add a step to the past of two ranks, unless something speaks against one of them.
 
-        Both or neither: what slows or speeds both up is then in both pasts. Where one has become faster than ever, and
-        has stayed so for ``WINDOW`` steps, its past is over: without a new one nothing would be found any more.
+        The step is added to both pasts or to neither, so that what slows or speeds both up is in both. Where one has
+        become faster than ever, and has stayed so for ``WINDOW`` steps, its past is over: without a new one nothing
+        would be found any more.
 
         Args:
             logs: of the step.

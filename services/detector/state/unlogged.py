@@ -105,7 +105,7 @@ class Condemnation:
 
     Attributes:
         error: id of the error event.
-        by_device: whether a fault of a device did. Then a user or a new agent returns it, and nothing else.
+        by_device: whether a fault of a device did. Then only a user or a new agent returns the node.
     """
 
     error: str

@@ -5,8 +5,8 @@ a node that joins, the end of any task, the failure of any task for which no nod
 after the plan for the first. A worker that cannot be restarted takes its node with it, which is the same problem as the
 node's loss.
 
-Where there are slow workers, each way to use them is a problem (``slow_choices.py``). Those are solved ahead for all
-events but second losses and the last resort.
+Where there are slow workers, each way to use them is a problem (``slow_choices.py``). These problems are solved ahead
+for all events but second losses and the last resort.
 
 The table is keyed by the content of the problem of each pool, that is, by everything the solver reads of it. So an
 answer can be missing but never wrong, and whether an answer was looked up or solved changes no byte of a plan.

@@ -7,7 +7,8 @@ replica is left, or a part of a divided optimizer is gone), snapshots in the mem
 rest. Where a task makes no snapshots, or none of its processes is left, all members go back to stored state.
 
 A process that was to join a stage that is not known to have formed may be anywhere between its start and its first
-step. It is listed in ``prepare`` again: an agent keeps a process that is not yet configured and replaces any other.
+step. The change lists its worker in ``prepare`` again: an agent keeps a process that is not yet configured and replaces
+any other.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ transitions included, and the most valuable is taken. The ways that are weighed:
 A way is dropped where its best counts cannot be placed: another task would need a worker that only one may have. Where
 there are more combinations than ``MOST_COMBINATIONS``, all tasks leave out what is as slow as one limit for all.
 
-Another way than the present one has to be better by ``MARGIN`` of what the tasks concerned achieve (hysteresis).
+A way other than the present one has to be better by ``MARGIN`` of what the tasks concerned achieve (hysteresis).
 """
 
 from __future__ import annotations

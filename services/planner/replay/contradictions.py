@@ -35,7 +35,7 @@ class Contradictions:
 
     def __init__(self) -> None:
         self._steps: dict[str, tuple[int, int]] = {}
-        """Of each task, the generation and the step of its last progress."""
+        """Generation and step of each task's last progress."""
         self._ends: dict[str, type[EventBase]] = {}
         """How a task ended, since it was submitted last."""
         self._incidents: dict[str, str] = {}

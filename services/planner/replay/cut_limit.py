@@ -2,8 +2,8 @@
 
 An append looks for its event's id in the table alone, so every event that may be appended again has to stay there
 with its cause. What a service decides follows from its state, folded from segments and table: it appends nothing
-again that it has folded. That leaves what is still open, and what is repeated from outside: by a client whose request
-was interrupted, by an agent whose signal has had no answer.
+again that it has folded. What may be appended again is therefore what is still open, and what is repeated from outside:
+by a client whose request was interrupted, by an agent whose signal has had no answer.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from shared.log.segments import Manifest, file_sha256, manifest_of, read_rows
 class SegmentsSource:
     """Segments and a live log as one log, in the order given.
 
-    The live log may have rows of the segments too; of these, the segments' count. One that was cut over has to begin
-    where the segments say.
+    The live log may have rows of the segments too; of these, the segments' count. A live log that was cut over has to
+    begin where the segments say.
 
     Args:
         segments: files, by position.

@@ -52,8 +52,8 @@ def is_stale(task: Task, event: ErrorDetected) -> bool:
 def oldest_live(task: Task) -> int:
     """Return the oldest generation that may still train.
 
-    That is the first stage of the newest plan. Where the plan does not suspend the survivors, they train on in the
-    generation before until all is ready, and errors of that generation still count.
+    It is the generation of the newest plan's first stage. Where the plan does not suspend the survivors, they train on
+    in the generation before until all is ready, and errors of that generation still count.
     """
     change = task.change
     if change is not None and change.survivors and not change.hold and change.interrupted is None:

@@ -1,11 +1,11 @@
 """Slow workers in the fold of the log: who is slow, how often that has begun, and who is on trial.
 
 A worker that becomes as fast as its peers again (``worker.slowed`` with slowdown 1.0) is used as one at once if a task
-has it and nothing else had changed for its sake. One that was left out, or whose task deals its micro-batches by speed,
-is on trial first and counts as slow meanwhile: for ``TRIAL_S``, doubled for each further time that it became slow
-within ``MEMORY_S``. So a worker that flaps costs the cluster two transitions less and less often.
-At the end of the trial the planner's service appends ``worker.slowed`` with ``ends`` (``timers.py``), since a timer
-that matters is an event.
+has it and nothing else had changed for its sake. A worker that was left out, or whose task deals its micro-batches by
+speed, is on trial first and counts as slow meanwhile: for ``TRIAL_S``, doubled for each further time that it became
+slow within ``MEMORY_S``. So a worker that flaps costs the cluster two transitions less and less often. At the end of
+the trial the planner's service appends ``worker.slowed`` with ``ends`` (``timers.py``), since a timer that matters is
+an event.
 
 A node that is lost, leaves or joins anew has no slow workers: the process that was measured is gone. How often they
 became slow is remembered over that. An adopted, drained or returned node keeps its processes or its hardware, and what
