@@ -109,7 +109,7 @@ def decide(
         state: the fold of all events up to and including ``event``.
         event: the event.
         at: when the event was recorded.
-        solve: the solver, or a function that gives the same answers (``lookahead.py``).
+        solve: the solver, or a function that gives the same answers (``lookahead/table.py``).
         digest: whether to set ``inputs_sha256`` and ``checkpoint_every_s``, which the look-ahead does not need.
     """
     draft = _draft(state, event)

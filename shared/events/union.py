@@ -3,7 +3,7 @@
 An event is a fact that a decision used or made. Telemetry (heartbeats, single steps) stays out of the log; the events
 here summarise it. The id of an event that follows from another event is derived from that event's id (``derived_id``),
 so handling a cause twice appends its effect once. Events of older schema versions are upcast when they are parsed
-(``shared.events.upcast``). ``shared.log`` stores events; every service folds them. ``event_base.py`` has what all
+(``shared.events.upcast``). ``shared.log`` stores events; every service folds them. ``base.py`` has what all
 events have, ``node_events.py`` the events of nodes, ``observed_events.py`` those of observations, and
 ``request_events.py`` what users ask of tasks that exist and say of incidents; all are imported from here.
 """

@@ -1,4 +1,4 @@
-"""The agent's departure: announced to the detector before the agent ends its processes (``messages/departure.py``)."""
+"""The agent's departure: announced to the detector before the agent ends its processes (``shared.messages.admission``)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Cells: the workers of one tensor-parallel group, and the choice of the best node for one cell after another.
 
-``placement.py`` states the order of importance that the choice follows.
+``ranks.py`` states the order of importance that the choice follows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reconfiguration: the worker counts that are best for the whole cluster, and the changes that follow from them.
 
-``problem.py`` poses the problem, the solver answers it, ``placement.py`` turns counts into workers, and ``changes.py``
+``problem.py`` poses the problem, the solver answers it, ``ranks.py`` turns counts into workers, and ``changes.py``
 turns workers into stages.
 """
 

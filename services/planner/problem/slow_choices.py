@@ -35,7 +35,7 @@ from shared.events.plans import Problem, SlowChoice, SlowWorkers, Solution
 MARGIN = 0.05
 """By how much another use of the slow workers must be better, in parts of what the tasks concerned achieve until the
 horizon: the model's own error, and the scatter of measured slowdowns, are of that size (``STAYING`` of
-``throughput_tables.py``)."""
+``throughput/tables.py``)."""
 
 MOST_COMBINATIONS = 16
 """Ways that are weighed in full. Each is solved, in milliseconds for a usual cluster, which has few slow workers."""

@@ -274,7 +274,7 @@ class State(Model):
         injected: when a user last asked for a fault on each node.
         incidents: number of SEV1 and SEV2 incidents of each node over all its incarnations.
         transitions: number of measured transitions of running tasks, and the sum of their seconds, by kind.
-        tables: the throughput tables of the newest problem, by digest; the log has them (``logged_tables.py``).
+        tables: the throughput tables of the newest problem, by digest; the log has them (``throughput/tables.py``).
         slow: workers that are slow, or were.
         arrangement: how a question uses them; None outside questions.
     """

@@ -1,7 +1,7 @@
 """Corrections: measured over modelled throughput, of each layout, and in general where nothing was measured.
 
 A correction is a power of 1.1. It changes only when a measurement leaves its hysteresis, so that the noise of step
-times neither changes plans nor invalidates answers of the look-ahead. ``throughput_tables.py`` applies corrections.
+times neither changes plans nor invalidates answers of the look-ahead. ``tables.py`` applies corrections.
 """
 
 from __future__ import annotations

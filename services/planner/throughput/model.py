@@ -1,6 +1,6 @@
 """T(t, x) as modelled: the throughput of a task in one layout on one kind of hardware.
 
-The model itself is ``shared.planning.performance``. ``throughput_tables.py`` makes tables of all counts from it, and
+The model itself is ``shared.planning.performance``. ``tables.py`` makes tables of all counts from it, and
 ``corrections.py`` compares it with measurements.
 """
 
