@@ -1,4 +1,4 @@
-"""The agent's departure: announced to the detector before the agent ends its processes (``shared.messages.admission``)."""
+"""The agent's departure, which it announces to the detector before it ends its processes (messages/admission.py)."""
 
 from __future__ import annotations
 
