@@ -23,7 +23,7 @@ def checkpoint_every_s(state: State, at: datetime, changes: Iterable[TaskChange]
     Args:
         state: the cluster.
         at: when the plan is made.
-        changes: of the plan. Tasks count with the workers that they have once these are carried out.
+        changes: the plan's changes. Tasks count with the workers that they have once the changes are carried out.
     """
     mtbf_s = node_mtbf_s(state, at)
     changed = {change.task: _nodes(change) for change in changes}

@@ -70,7 +70,7 @@ DECIDER = 8
 Raise it by one in every change after which some log would be decided differently, or the same decision written in
 other bytes: in ``evolve``, ``decide`` or anything they call, in the solver, or in a model of ``shared.events.plans``.
 Replay compares plans of this decider byte for byte; an older plan is solved again and checked for what is true of every
-plan (``replay``). docs/planner.md, "Replay", says what else belongs to a change that raises it."""
+plan (``replay``). docs/planner.md, "Replay", says what else belongs to such a change."""
 
 
 @dataclass
@@ -86,7 +86,8 @@ class _Draft:
         question: the state for which the solver is asked, and the reason in words; None: the solver is not asked.
         solved: the solver's answer.
         stopped: tasks that the plan stops at once, because they have no live state to save.
-        failing: the task whose change waits, as its error says, whatever the solver gives it; empty: none.
+        failing: the task whose change waits for as long as its error says, whatever the solver gives the task; empty:
+            none.
     """
 
     trigger: Trigger
@@ -171,7 +172,7 @@ def _draft(state: State, event: EventBase) -> _Draft | None:
 
 
 def _changed(state: State, event: TaskChanged) -> _Draft:
-    """Answer a change of a task's weight or limits; of a task that has ended meanwhile nothing changes."""
+    """Answer a change of a task's weight or limits; for a task that has ended meanwhile the plan changes nothing."""
     draft = _Draft(Trigger.TASK_CHANGED)
     task = state.tasks.get(event.task)
     if task is None or task.life == "ended":
@@ -188,7 +189,7 @@ def _node(state: State, trigger: Trigger, why: str) -> _Draft:
 
 
 def _draining(state: State, event: NodeDraining) -> _Draft:
-    """Answer a drain: tasks move, except for those that cannot, or whose time is over: these save and wait."""
+    """Answer a drain: tasks move; one that cannot move, or has not by the drain's end, saves its state and waits."""
     draft = _Draft(Trigger.NODE_DRAINING)
     there = [task for _, task in sorted(state.tasks.items()) if has_processes(task, event.node)]
     saving = [t for t in there if t.life == "active" and not t.leaving and (event.save or has_to_save(state, t))]
@@ -199,7 +200,7 @@ def _draining(state: State, event: NodeDraining) -> _Draft:
 
 
 def _slowed(state: State, event: WorkerSlowed) -> _Draft | None:
-    """Answer a worker that became slower, or as fast again; not one on trial, nor one of a node that is not used."""
+    """Answer a worker that became slower or as fast again; a worker on trial or on an unusable node gets no answer."""
     if not is_answered(state, event):
         return None
     how = f"is {event.slowdown:.3g} x slower than its peers" if event.slowdown > 1.0 else "is as fast as its peers"
@@ -229,7 +230,10 @@ def _stop_refused(state: State, event: TaskStopRefused) -> _Draft:
 
 
 def _resumed(state: State, event: TaskResumeRequested) -> _Draft:
-    """Answer a request to try a task again; where its plan only waits to start processes, ``transition`` does so."""
+    """Answer a request to try a task again.
+
+    If the task's plan only waits to start processes, ``transition`` starts them.
+    """
     draft, task = _Draft(Trigger.RESUME_REQUESTED), state.tasks.get(event.task)
     if task is None or task.life != "active" or task.leaving or not task.queued:
         return draft
@@ -245,7 +249,7 @@ def _starving(state: State, event: TaskStarving) -> _Draft:
 
 
 def _result_unwritten(state: State, event: TaskResultUnwritten) -> _Draft:
-    """Answer that a task cannot write its result: others may have its workers; or that it is to try again."""
+    """Answer that a task cannot write its result, so that others may have its workers; or that it is to try again."""
     draft, task = _Draft(Trigger.RESULT_UNWRITTEN), state.tasks.get(event.task)
     if task is None or task.life != "active" or task.leaving:
         return draft
@@ -257,7 +261,7 @@ def _result_unwritten(state: State, event: TaskResultUnwritten) -> _Draft:
 
 
 def _stop_task(state: State, draft: _Draft, task: Task, reason: str) -> None:
-    """Add the change that stops the task: with a checkpoint; at once if that was asked for, or nothing can be saved."""
+    """Add the change that stops the task: with a checkpoint, or at once if a user wants that or nothing can save it."""
     if can_save(task) and not task.at_once:
         draft.changes.append(leave(state, task, "stop", reason))
         return
@@ -320,7 +324,7 @@ def _error(state: State, event: ErrorDetected) -> _Draft:
 
 
 def _held_back(change: TaskChange, event: ErrorDetected) -> TaskChange:
-    """Return the answer to an error with the wait that the detector asks for, since the same was answered before."""
+    """Return the answer to an error with the wait that the detector asks for when a failure comes again."""
     evidence = Evidence.read(event.evidence)
     retried = event.severity is Severity.SEV3
     if not (change.prepare or retried) or evidence.wait_s <= 0.0:
@@ -346,7 +350,7 @@ def _leave_again(state: State, draft: _Draft) -> None:
 
 
 def _ask(state: State, draft: _Draft, why: str) -> _Draft:
-    """Set the question to the solver. In its state, what the draft stops at once has ended, what it pauses leaves."""
+    """Set the question to the solver: in its state, tasks stopped at once have ended, and paused ones leave."""
     for change in draft.changes:
         if change.action == "pause":
             state = state.with_changed(change.task, change=change, members=())

@@ -108,7 +108,7 @@ def _stop_requested(state: State, event: TaskStopRequested, at: datetime) -> Sta
 
 
 def _stop_refused(state: State, event: TaskStopRefused, at: datetime) -> State:
-    """Take a task that could not be saved back to training, on the workers that it has; or stop it in another way."""
+    """Let a task that could not be saved train on with the workers that it has; or stop it in another way."""
     task = state.find(event.task)
     if task is None or task.life == "ended" or task.change is None or task.plan != event.plan:
         return state
@@ -137,7 +137,7 @@ def _stopped(state: State, event: TaskStopped, at: datetime) -> State:
         return state
     saved = {"checkpoint": event.path, "checkpoint_step": event.step} if event.path else {}
     if task.life == "active" and task.change is not None and task.change.action == "pause":
-        # The release follows at once, whatever plan comes: no worker has the state any more.
+        # The release follows at once, whatever plan comes, since no worker has the state any more.
         return state.with_changed(event.task, step=event.step, owners=(), **saved)
     ended = {"life": "ended", "members": (), "owners": (), "lost": (), "broken": False, "queued": ""}
     return state.with_changed(event.task, step=event.step, **ended, **saved)
@@ -154,7 +154,7 @@ def _progressed(state: State, event: TaskProgressed, at: datetime) -> State:
         changes["memory_every"] = event.memory_every
     if event.step_s > 0.0:
         changes["step_s"] = event.step_s
-        # The table has what a task achieves without slow workers; the slowdown is taken from it apart.
+        # The table has what a task achieves without slow workers; their slowdown is counted apart from it.
         if layout is not None and not task.shares and not is_slowed(state, task):
             changes["measured"] = measure(state, task, layout, event.step_s)
     return state.with_task(task.model_copy(update=changes))

@@ -15,7 +15,7 @@ from shared.events.union import PlanDecided, StateMoved
 
 GENERATIONS_REMEMBERED = 16
 """Number of generations of a task whose hardware and layout are remembered. A generation trains on while a few later
-ones are superseded before they form, never while many are."""
+generations are superseded before they form, but never while many are."""
 
 
 def make_plan(state: State, event: PlanDecided, at: datetime) -> State:
@@ -29,7 +29,7 @@ def make_plan(state: State, event: PlanDecided, at: datetime) -> State:
     queued = event.queued
     for name, task in state.tasks.items():
         if not queued and not task.queued and task.wait is None:
-            continue  # as almost all plans leave almost all tasks
+            continue  # almost all plans leave almost all tasks as they are
         reason = queued.get(name, "")
         wait = _wait(task, event, at)
         if task.queued != reason or task.wait != wait:
@@ -103,7 +103,7 @@ def _trained(state: State, task: Task, change: TaskChange) -> dict[int, Hardware
 def formed_stage(task: Task, generation: int) -> dict[str, Any]:
     """Return what changes of a task once a generation is known to train: its members have the task's state.
 
-    While the survivors finish an interrupted step, those of them that are no members of its stage keep what they have.
+    While the survivors finish an interrupted step, a survivor that is no member of the step's stage keeps what it has.
     """
     if task.change is None:
         return {}
@@ -158,8 +158,8 @@ def _idle_s(task: Task, event: StateMoved) -> float:
 def _measure(state: State, task: Task, change: TaskChange, event: StateMoved) -> State:
     """Return the state with one more measured transition: the seconds without progress.
 
-    Time in which the task trained is not lost: the survivors finish their step and go on until the newcomers are up. A
-    change that had to wait says nothing of what a transition takes.
+    Time in which the task trained does not count: the survivors finish their step and go on until the newcomers are up.
+    A change that had to wait is not measured, since it does not show what a transition takes.
     """
     kind = kind_of_change(change)
     if kind is None or change.not_before is not None:

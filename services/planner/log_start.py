@@ -23,10 +23,10 @@ class Read(Protocol):
 
 
 class LogStart(NamedTuple):
-    """What a log has when the service starts.
+    """Positions and ids that the log has when the service starts.
 
-    ``last``: position of the last event. The other fields are about the log behind the position from which the service
-    folds it. ``configured``: position of the last parameters; 0: none. ``decider``: the newest; 0: no plan.
+    ``last``: position of the last event. The other fields say what the log has behind the position from which the
+    service folds it. ``configured``: position of the last parameters; 0: none. ``decider``: the newest; 0: no plan.
     ``answers``: position of each event of a type with which the planner answers, by its id. ``older``: ids of the plans
     of older deciders.
     """
@@ -50,7 +50,7 @@ def start_of(log: EventLog, after: int = 0) -> LogStart:
     older: set[str] = set()
     for position, event_id, data in log.raw(*ANSWER_TYPES, after=after):
         answers[event_id] = position
-        if (answer := answer_of(position, event_id, data)) is not None:  # the fold comes to a damaged row, and says so
+        if (answer := answer_of(position, event_id, data)) is not None:  # the fold reports a damaged row
             decider = max(decider, answer.decider or 0)
             if answer.decider is not None and answer.decider < DECIDER:
                 older.add(event_id)

@@ -1,4 +1,4 @@
-"""The answers that the log has when the planner's service starts: folded behind their causes, not decided again.
+"""The answers that the log has when the planner's service starts: each is folded behind its cause, not decided again.
 
 An answer comes a little behind its cause in the log, so the service looks ahead for it. The service keeps the answers'
 places, and the few answers that it has read ahead, not the log.
@@ -53,7 +53,7 @@ class LoggedAnswers:
                 self._ahead |= {each: ahead[each] for each in ahead if each == event_id or each in self._positions}
             record = self._ahead.pop(event_id, None)
             if record is None:
-                break  # the log has lost it since the start: the follower comes to that
+                break  # the log has lost the answer since the start; the follower reports that there
             found.append(record)
         return found
 
@@ -61,11 +61,11 @@ class LoggedAnswers:
     def has_older(self) -> bool:
         """Whether an older decider's plans for later causes are in the log.
 
-        A planner answers in order. So that one has passed over a cause before these that has no answer.
+        A planner answers in order, so the older decider has passed over an earlier cause that has no answer.
         """
         return bool(self._older)
 
     def forget(self) -> None:
-        """Drop what no cause has called for: the log that was there at the start has been folded."""
+        """Drop the answers that no cause has called for: the log that was there at the start has been folded."""
         self._positions, self._ahead = {}, {}
         self._older.clear()

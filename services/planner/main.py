@@ -42,10 +42,10 @@ from shared.settings.model import Settings
 logger = logging.getLogger(__name__)
 
 QUIET_S = 0.1
-"""Wait after a change of the state before solving ahead: the reports of one plan's execution come in bursts."""
+"""How long the service waits after a change of the state before it solves ahead: one plan's reports come in bursts."""
 
 RETRY_S = 1.0
-"""Pause before an event that nobody waits for is appended again."""
+"""Pause before the append of a timer's event is tried again: nobody waits for it."""
 
 
 class Planner(Runner[State, Logged | Started, Append]):
@@ -79,7 +79,7 @@ class Planner(Runner[State, Logged | Started, Append]):
         return start.last
 
     async def recorded(self, record: Recorded) -> list[Event] | None:
-        """Return the recorded answer; an empty one where an older decider has passed over the record."""
+        """Return the recorded answer; an empty one if an older decider has passed over the record."""
         answer = [each.event for each in await self._answers.to(record)]
         return answer if answer or self._answers.has_older else None
 
@@ -87,7 +87,7 @@ class Planner(Runner[State, Logged | Started, Append]):
         """Decide (``services.planner.decide``) as of the time at which the record was logged."""
         if isinstance(item, Started):
             self._answers.forget()
-        if isinstance(item, Started) or self.started.is_set():  # else the next events in the log were decided before
+        if isinstance(item, Started) or self.started.is_set():  # else the next events were decided before
             self._changed.set()
             self._aged.set()
         if not isinstance(item, Logged) or not (decided := self._answer(item.record)):
@@ -134,7 +134,10 @@ class Planner(Runner[State, Logged | Started, Append]):
             self._changed.set()
 
     def _prepare_solver(self) -> None:
-        """Have the solver compiled once the cluster is large. Plans are made meanwhile, and none waits for it."""
+        """Have the solver compiled once the cluster is large.
+
+        Plans are made meanwhile, and none waits for the compiler.
+        """
         workers = sum(len(node.workers) for node in self.state.nodes.values())
         if not self._solver_prepared and workers >= WORKERS_FROM and compiled.can_compile():
             self._solver_prepared = True
@@ -193,7 +196,7 @@ class Planner(Runner[State, Logged | Started, Append]):
 
 
 def configuration(settings: Settings, *, event_id: str, at: datetime) -> ClusterConfigured:
-    """Return the event that logs the settings which decisions use: those that it has a field for."""
+    """Return the event that logs the settings which decisions use: all for which the event has a field."""
     names = Settings.model_fields.keys() & ClusterConfigured.model_fields.keys()
     return ClusterConfigured(event_id=event_id, occurred_at=at, **{name: getattr(settings, name) for name in names})
 

@@ -11,7 +11,7 @@ from services.planner.lookahead.table import LookAhead
 from shared.service.metrics import StateMetrics, counter, gauge
 
 LOOKED_UP, SOLVED, NO_COUNTS = "looked up", "solved", "no counts to choose"
-"""Where a decision came from: an answer of the look-ahead, the solver, or neither."""
+"""Where a decision came from: an answer of the look-ahead, the solver, or neither of them."""
 
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 """Buckets from an answer that is looked up to the largest problem (``benchmarks/planner.py``)."""

@@ -21,8 +21,8 @@ from shared.service.state_snapshots import KeptState, records
 def _fold(log: EventLog, state: State, after: int, until: int) -> tuple[int, State]:
     """Fold as a start does: the recorded answer behind its cause.
 
-    An answer to a cause up to ``until`` may lie behind it. So the state is kept as it was when the log had delivered
-    every answer that it has.
+    An answer to a cause up to ``until`` may lie behind it. So the returned state is the last one of which the log had
+    delivered every answer.
     """
     fold = Fold(state=state)
     answers = (Answer(position, event_id, None) for position, event_id in log.ids(*ANSWER_TYPES, after=after))

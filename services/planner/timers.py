@@ -63,7 +63,10 @@ def _tries(state: State) -> list[Timer]:
 
 
 def _trials(state: State) -> list[Timer]:
-    """Return the timers of the workers on trial, by name. The event is that of its end (``slow_workers.py``)."""
+    """Return the timers of the workers on trial, by name.
+
+    The event is that of the trial's end (``slow_workers.py``).
+    """
     return [
         Timer(
             slow.trial.ends_at,

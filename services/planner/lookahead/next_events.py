@@ -15,11 +15,11 @@ from shared.events.severities import SEVERITY, ErrorKind, Method, Severity
 from shared.events.union import ErrorDetected, NodeJoined, TaskFinished
 
 EVENT_ID = "look-ahead"
-"""Stands for ids in events that have not happened."""
+"""The id, or part of an id, of events that have not happened."""
 
 
 class TaskShare(NamedTuple):
-    """A task's part of a node: its workers there, those that own its state, and those planned for it."""
+    """A task's part of a node: the task's workers there, those that own its state, and those planned for it."""
 
     task: str
     workers: int

@@ -1,7 +1,8 @@
 """The problems posed by an event that hits one node of each class (``next_events.py``).
 
 The problems of nodes of one kind and size differ only in the tasks that are hit. So one problem is built as if no task
-were hit, and in its arrays the tasks that are hit get the numbers of a task that has lost as much.
+were hit. For each class, the tasks that are hit then get other numbers in its arrays: those of a task that has lost as
+much.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class NodeProblems:
     def _numbers(
         self, state: State, template: _Template, event: Callable[[NodeClass], Event], hit: NodeClass, share: TaskShare
     ) -> Numbers | None:
-        """Return what differs if the task has lost this share of a node; None if more than single numbers differ."""
+        """Return what differs if the task has lost this share of a node; None if more differs than single numbers."""
         task, before = state.tasks[share.task], template.tasks.get(share.task)
         if before is None:
             return {}  # the task wants no workers
@@ -117,7 +118,7 @@ class NodeProblems:
 
 
 def _difference(before: TaskProblem, after: TaskProblem) -> Numbers | None:
-    """Return the numbers that differ; None if more than single numbers differ."""
+    """Return the numbers that differ; None if more differs than single numbers."""
     numbers: Numbers = {}
     for field in TaskProblem.model_fields:
         old, new = getattr(before, field), getattr(after, field)

@@ -39,8 +39,8 @@ from shared.planning.instance import Inputs, TableCache
 from shared.planning.solver import Counts, answer, best_counts, pools_of
 
 HORIZON_S = 60.0
-"""How far ahead D_running is looked at, seconds. If it takes a step on its grid within this time, both sides of the
-step are solved."""
+"""How far ahead the table looks at D_running, seconds. If it takes a step on its grid within this time, both sides of
+the step are solved."""
 
 
 class LookAhead:

@@ -128,7 +128,7 @@ class _NodeKey(NamedTuple):
 
 
 class _DomainKey(NamedTuple):
-    """The key of a domain's best node, with the domain's own numbers at their places.
+    """The key of a domain's best node, with the domain's own numbers added.
 
     ``cramped``: 1 if the domain lacks room for a replica, else 0. ``in_domain``: cells of the task in the domain.
     """

@@ -6,9 +6,9 @@ between memories, and newcomers take theirs. Where the staying workers do not ha
 replica is left, or a part of a divided optimizer is gone), snapshots in the memory of their nodes usually have the
 rest. Where a task makes no snapshots, or none of its processes is left, all members go back to stored state.
 
-A process that was to join a stage that is not known to have formed may be anywhere between its start and its first
-step. The change lists its worker in ``prepare`` again: an agent keeps a process that is not yet configured and replaces
-any other.
+If a stage is not known to have formed, a process that was to join the stage may be anywhere between its start and its
+first step. The change lists the worker of that process in ``prepare`` again: an agent keeps a process that is not yet
+configured and replaces any other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from services.planner.throughput.tables import layout_of
 from shared.events.plans import Layout, Member, Stage, TaskChange
 
 Source = Literal["live", "take", "checkpoint", "initial", "script"]
-"""Where a member has its state from when a stage starts; see ``Member``."""
+"""Where a member gets its state from when a stage starts; see ``Member``."""
 
 
 def disturbed(task: Task) -> bool:
@@ -49,7 +49,7 @@ def move(state: State, task: Task, workers: Sequence[str], reason: str) -> TaskC
 
 
 def current(task: Task) -> list[str]:
-    """Return the owners that have, or can complete, the newest step, in the rank order of a stage of them alone.
+    """Return the owners that have the newest step or can complete it, in the rank order of a stage of them alone.
 
     After a fault these are the members of the replicas that have lost nobody. Members of a broken replica have the
     state before that step.
@@ -75,7 +75,7 @@ def _place(layout: Layout, rank: int) -> tuple[int, int]:
 def keeps_state(task: Task, staying: Collection[str]) -> bool:
     """Return whether those of ``staying`` have the whole state of the newest step in their memory.
 
-    Nothing is lost with a worker of a script that restarts whole: the state that counts is in the script's storage.
+    A script that restarts whole loses nothing with a worker: the state that counts is in the script's storage.
     """
     return task.spec.restarts_whole or _covers(task, staying)
 
@@ -169,7 +169,7 @@ def _move_from_storage(state: State, task: Task, workers: Sequence[str], layout:
     """Return the change in which all members read the newest checkpoint, or begin anew without one.
 
     Processes that are known to run are kept where the model or the optimizer is divided, and where they end a script
-    and start it again. A data-parallel task with whole replicas comes here only if none of them stays.
+    and start it again. A data-parallel task that has whole replicas makes this change only if no replica stays.
     """
     divided = max(task.replica_size, layout.tensor * layout.pipeline) > 1 or task.spec.parallel.distributed_optimizer
     kept = task.live_owners if (divided or task.spec.restarts_whole) and not task.has_trained else ()

@@ -13,7 +13,7 @@ from services.planner.state.usable_nodes import closed_nodes
 
 
 def closed_workers(state: State) -> set[str]:
-    """Return the workers that no plan may use: those of closed nodes, but for cordoned ones that a task has."""
+    """Return the workers that no plan may use: those of closed nodes, except cordoned workers that a task has."""
     closed = closed_nodes(state.nodes)
     if not closed:
         return set()
@@ -53,7 +53,7 @@ def has_processes(task: Task, node: str) -> bool:
 
 
 def has_to_save(state: State, task: Task) -> bool:
-    """Return whether the task can save its state and cannot move it: those that stay do not have all of it.
+    """Return whether the task can save its state and cannot move it: the workers that stay lack a part of it.
 
     Members of a target stage take state from one another, and a process on a draining node is no member.
     """

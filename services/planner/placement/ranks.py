@@ -100,7 +100,7 @@ def _old_replicas(request: PlacementRequest) -> list[Replica]:
 def _best(
     whole: list[Replica], data: int, request: PlacementRequest, nodes: Mapping[str, Node], incidents: Mapping[str, int]
 ) -> list[Replica]:
-    """Return ``data`` of the whole replicas, in their order."""
+    """Return ``data`` of the replicas that are whole, in their order."""
     if len(whole) == data:
         return whole
     owners, reserved = set(request.owners), set(request.reserved)

@@ -37,9 +37,9 @@ LEAST_ON_GRID_S = 1e-3
 class TransitionCost(NamedTuple):
     """D_transition of a task, seconds, in the form of ``TaskProblem``.
 
-    ``transition_s``: of a count up to ``staying``. ``newcomers_s``: added above ``staying``. ``to_s``: of single
-    counts, in place of both. ``reload_s``: of those of them that the throughput table calls ``reloading``; None if
-    there are none.
+    ``transition_s``: the cost of a count up to ``staying``. ``newcomers_s``: added above ``staying``. ``to_s``: the
+    cost of single counts, in place of both. ``reload_s``: the cost of the counts that the throughput table calls
+    ``reloading``; None if there are none.
     """
 
     transition_s: float
@@ -50,7 +50,7 @@ class TransitionCost(NamedTuple):
 
 
 def transition_cost(state: State, task: Task, table: ThroughputTable | None = None) -> TransitionCost:
-    """Return D_transition of the task for every count. ``table``: of the task, if it is at hand.
+    """Return D_transition of the task for every count. ``table``: the task's, if it is at hand.
 
     Each part is on the grid, so that problems solved ahead stay valid although one more step would be lost meanwhile.
     """
@@ -78,7 +78,7 @@ def transition_cost(state: State, task: Task, table: ThroughputTable | None = No
 
 
 def is_live(state: State, task: Task) -> bool:
-    """Return whether a worker has the task's whole state, or copies in memory complete it: others can take it there.
+    """Return whether a worker has the task's whole state, or copies in memory complete it, so that others can take it.
 
     If so, all workers that are planned for the task and not lost count as staying: those that join now will soon have
     the state too.
@@ -91,7 +91,7 @@ def is_live(state: State, task: Task) -> bool:
 
 
 def _has_copies(state: State, task: Task) -> bool:
-    """Return whether snapshots in memory have what a lost worker had, and decisions count on that."""
+    """Return whether snapshots in memory have what a lost worker had, and plans are to count on them."""
     return task.spec.checkpoint.in_memory and state.parameter("memory_copies") > 0.0
 
 

@@ -50,13 +50,13 @@ def build_problem(state: State, at: datetime) -> Problem:
 
 
 def wanting(state: State) -> list[Task]:
-    """Return the tasks among which workers are divided, by name; not those that only wait for the end of a script."""
+    """Return the tasks among which workers are divided, by name: all but those that only wait for a script's end."""
     tasks = (state.tasks[name] for name in sorted(state.tasks))
     return [task for task in tasks if task.life == "active" and not task.leaving and not _ends(task)]
 
 
 def _ends(task: Task) -> bool:
-    """Return whether a task's script runs to its end behind the last step: to move it would be to begin that anew."""
+    """Return whether a task's script runs to its end behind the last step: a move would begin that end anew."""
     return task.has_trained and bool(task.members) and not disturbed(task) and task.unwritten is None
 
 
@@ -80,7 +80,7 @@ def home_workers(state: State, task: Task) -> list[str]:
 def _least_at_home(task: Task, home: list[str]) -> int:
     """Return with how many of these workers a task has all that it has done: copies are read by any rank of their node.
 
-    A task whose model is divided needs the replicas that it had. Where a node is lost, the copies on the others are
+    A task whose model is divided needs the replicas that it had. If a node is lost, the copies on the other nodes are
     tried.
     """
     if task.replica_size == 1:
@@ -94,7 +94,7 @@ def claimed_workers(state: State) -> dict[str, str]:
 
 
 def staying_workers(state: State, task: Task) -> list[str]:
-    """Return the workers on which a task that takes no newcomers can go on: those with its state."""
+    """Return the workers on which a task that takes no newcomers can go on: they have the task's state."""
     draining = {name for name, node in state.nodes.items() if node.draining}
     return [worker for worker in task.live_owners if state.usable(worker) and node_of(worker) not in draining]
 
@@ -103,8 +103,8 @@ def withheld_workers(state: State) -> set[str]:
     """Return the usable workers that no plan may give to a task.
 
     These are the workers on which a stopping task still has a process, unless they are planned for another task, those
-    of scripts that run to their end, and those of closed nodes. In a question about slow workers, also those of them
-    that it leaves out.
+    of scripts that run to their end, and those of closed nodes. In a question about slow workers, the slow workers that
+    the question leaves out are withheld, too.
     """
     withheld = {w for task in state.tasks.values() if task.life == "stopping" for w in task.occupied}
     if withheld:

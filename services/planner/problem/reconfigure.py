@@ -38,8 +38,9 @@ from shared.planning.waf import touches
 class Reconfiguration:
     """The solver's answer and what follows from it.
 
-    ``changes``: of the tasks that are touched. ``queued``: why each task without workers has none. ``tables``: the
-    throughput tables of the problem that the log does not have yet, by digest. ``slow``: how slow workers are used.
+    ``changes``: what is done to the tasks that are touched. ``queued``: why each task without workers has none.
+    ``tables``: the throughput tables of the problem that the log does not have yet, by digest. ``slow``: how slow
+    workers are used.
     """
 
     changes: list[TaskChange]
@@ -91,10 +92,10 @@ def _reconfigure(state: State, at: datetime, why: str, solve: Solve) -> Reconfig
         try:
             found = _carried_out(choice.state, at, why, choice.problem, choice.solution, choice.alternatives)
         except NoRoom:
-            continue  # it needs a slow worker at a place where another task has to be
+            continue  # the task needs a slow worker at a place where another task has to be
         return replace(found, slow=ranked.logged(choice))
-    # A slow worker is kept for the task that has it, and another task needs its place. Counted as healthy, all workers
-    # are for all tasks.
+    # A slow worker is kept for the task that has it, and another task needs its place. If slow workers count as
+    # healthy, all workers are for all tasks.
     whole = forget_slowness(state, state.slow)
     problem = build_problem(whole, at)
     return _carried_out(whole, at, why, problem, *solve(problem))
@@ -184,7 +185,7 @@ def same_workers(state: State, task: Task) -> list[str]:
 def _place(state: State, touched: list[Task], problem: Problem, solution: Solution) -> dict[str, Placed]:
     """Return the workers of the touched tasks, pool by pool."""
     if not touched:
-        return {}  # as where a node joins that no task needs: nothing is looked up for it
+        return {}  # nothing is looked up for a pool without requests, as where a node joins that no task needs
     names = {task.name for task in touched}
     free = _free(state, names)
     planned = planned_workers(touched)
@@ -224,7 +225,7 @@ def _place(state: State, touched: list[Task], problem: Problem, solution: Soluti
 
 
 def _staying(state: State, task: Task, count: int, planned: Mapping[str, str]) -> list[str]:
-    """Return the workers that a task keeps, or has back, before any others; of the latter some of each node.
+    """Return the workers that a task keeps or gets back before any others; some on each node of those it gets back.
 
     Args:
         state: the cluster.
@@ -261,7 +262,7 @@ def _slow(state: State, task: Task, pool: str) -> dict[str, float]:
 def _free(state: State, names: Collection[str]) -> dict[str, list[str]]:
     """Return, by node, the workers that the named tasks may have: those that no other task keeps."""
     others = [task.members for task in state.tasks.values() if task.name not in names]
-    lent = state.arrangement.used if state.arrangement is not None else {}  # those in use are in their tasks' requests
+    lent = state.arrangement.used if state.arrangement is not None else {}  # used ones: see their tasks' requests
     free = open_workers(state.nodes).difference(*others, withheld_workers(state), lent)
     numbers = Counter(map(node_of, free))
     return {

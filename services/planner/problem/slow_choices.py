@@ -7,8 +7,8 @@ transitions included, and the most valuable is taken. The ways that are weighed:
 
 - A task with slow members leaves out none of them, or all that are at least as slow as one of them: one that stays
   slows the task as much as all that are faster. Members whose loss would cost the task its live state stay.
-- Or it keeps all, and its micro-batches are dealt by speed (``dealing.py``); or equally again.
-- A slow worker that no task uses in one of these ways may be given to a task beside it: the last resort.
+- Or the task keeps all slow members, and its micro-batches are dealt by speed (``dealing.py``), or equally again. - A
+slow worker that no task uses in one of these ways may be given to a task beside it: the last resort.
 
 A way is dropped where its best counts cannot be placed: another task would need a worker that only one may have. Where
 there are more combinations than ``MOST_COMBINATIONS``, all tasks leave out what is as slow as one limit for all.
@@ -33,18 +33,18 @@ from services.planner.state.slow_workers import FULL_SPEED, hardware_of_worker, 
 from shared.events.plans import Problem, SlowChoice, SlowWorkers, Solution
 
 MARGIN = 0.05
-"""By how much another use of the slow workers must be better, in parts of what the tasks concerned achieve until the
-horizon: the model's own error, and the scatter of measured slowdowns, are of that size (``STAYING`` of
+"""By how much another use of the slow workers must be better, as a part of what the tasks concerned achieve until the
+horizon. The model's own error and the scatter of measured slowdowns are of that size (``STAYING`` of
 ``throughput/tables.py``)."""
 
 MOST_COMBINATIONS = 16
 """Ways that are weighed in full. Each is solved, in milliseconds for a usual cluster, which has few slow workers."""
 
 MOST_LENT = 16
-"""Ways to give away unused slow workers that are weighed."""
+"""Number of ways to give away unused slow workers that are weighed."""
 
 MOST_LOGGED = 8
-"""Ways that the plan names: those turned down only explain it."""
+"""Number of ways that the plan names: the ways turned down only explain the one taken."""
 
 Label = Literal["keep", "without-slow", "spare", "dealt-by-speed", "dealt-equally", "last-resort"]
 """The label of a way, as in ``SlowChoice``."""
@@ -62,7 +62,7 @@ class Weighed:
     label: Label
 
     def logged(self) -> SlowChoice:
-        """Return what the plan has of it."""
+        """Return the way as the plan names it."""
         return SlowChoice(
             label=self.label,
             used=self.arrangement.used,
@@ -73,13 +73,16 @@ class Weighed:
 
 
 class Ranking(NamedTuple):
-    """The ways to use the slow workers, the one to take first. ``margin``: what that one had to exceed ``keep`` by."""
+    """The ways to use the slow workers, the one to take first.
+
+    ``margin``: by how much the first way had to exceed ``keep``.
+    """
 
     choices: list[Weighed]
     margin: float
 
     def logged(self, taken: Weighed) -> SlowWorkers:
-        """Return what the plan has of the ranking, once one of the ways is taken."""
+        """Return the ranking as the plan names it, once one of the ways is taken."""
         used = taken.arrangement.used
         others = [choice.logged() for choice in self.choices if choice is not taken]
         return SlowWorkers(
@@ -113,7 +116,7 @@ def ranking(state: State, at: datetime, solve: Solve) -> Ranking:
     weighed = [_weighed(state, present, arrangement, at, solve) for arrangement in _arrangements(state, tasks, slow)]
     keep = weighed[0]
     found = [choice for choice in weighed if choice is not None]
-    if not found:  # another task needs a slow worker of one that cannot leave it out and keep its state
+    if not found:  # another task needs a slow worker of a task that cannot leave it out and keep its state
         dealt = {task.name: False for task in tasks if present_deal(task)}
         nowhere = Arrangement(used=dict.fromkeys(slow, ""), dealt=dealt)
         found = [choice for choice in (_weighed(state, present, nowhere, at, solve),) if choice is not None]
@@ -151,7 +154,7 @@ def _usable_slow(state: State) -> dict[str, float]:
 
 
 def _arrangements(state: State, tasks: list[Task], slow: dict[str, float]) -> list[Arrangement]:
-    """Return the ways without the last resort: first the present one, last the one that leaves out all that it can."""
+    """Return the ways without the last resort: the present way first, the way that leaves out all that it can last."""
     options = {task.name: _options(state, task, slow) for task in tasks}
     options = {name: found for name, found in options.items() if len(found) > 1}
     if prod(len(found) for found in options.values()) <= MOST_COMBINATIONS:
@@ -166,7 +169,7 @@ def _arrangements(state: State, tasks: list[Task], slow: dict[str, float]) -> li
 
 
 def _within(options: list[_Option], limit: float, slow: dict[str, float]) -> _Option:
-    """Return the option that leaves out the most of what is at least as slow as a limit, and nothing else."""
+    """Return the option that leaves out the most members that are at least as slow as a limit, and no other members."""
     fitting = [each for each in options if each.dealt is None and all(slow[w] >= limit for w in each.left_out)]
     return max(fitting, key=lambda each: len(each.left_out))
 
@@ -182,7 +185,7 @@ def _key(arrangement: Arrangement) -> tuple[object, ...]:
 
 
 def _options(state: State, task: Task, slow: dict[str, float]) -> list[_Option]:
-    """Return what the task may do about its slow members; as it is comes first."""
+    """Return what the task may do about its slow members; to use them as now comes first."""
     mine = [worker for worker in task.members if worker in slow]
     found = [_Option(frozenset())]
     if fitting_deal(state, task) is not None:
@@ -226,7 +229,7 @@ def _lending(
 def _weighed(
     state: State, present: dict[str, str], arrangement: Arrangement, at: datetime, solve: Solve
 ) -> Weighed | None:
-    """Return the arrangement, solved; None if the best counts do not go with it."""
+    """Return the arrangement, solved; None if the best counts do not fit the arrangement."""
     posed = state.model_copy(update={"arrangement": arrangement})
     problem = build_problem(posed, at)
     solution, alternatives = solve(problem)
@@ -277,7 +280,7 @@ def _gain(keep: Weighed, other: Weighed) -> float:
 
 
 def _margin(keep: Weighed, other: Weighed) -> float:
-    """Return what another way has to be better by, in weighted FLOP: a part of what the tasks concerned achieve."""
+    """Return by how much another way has to be better, in weighted FLOP: a part of what the tasks concerned achieve."""
     concerned = {*other.arrangement.dealt}
     for worker, task in other.arrangement.used.items():
         before = keep.arrangement.used[worker]

@@ -37,13 +37,13 @@ class Contradictions:
         self._steps: dict[str, tuple[int, int]] = {}
         """Generation and step of each task's last progress."""
         self._ends: dict[str, type[EventBase]] = {}
-        """How a task ended, since it was submitted last."""
+        """How each task has ended since it was submitted last."""
         self._incidents: dict[str, str] = {}
         """Error event -> its incident, by the event's id."""
         self._open: set[str] = set()
         """Ids of all incidents."""
         self._unknown: set[str] = set()
-        """Tasks and nodes that were named before the log has them: each is reported once."""
+        """Names of tasks and nodes that were named before the log has them: each is reported once."""
 
     def of(self, state: State, event: Event) -> list[str]:
         """Return what contradicts the log up to here, in words.
@@ -96,7 +96,7 @@ class Contradictions:
     def _ended(self, state: State, event: TaskFinished | TaskFailed | TaskStopped) -> Iterator[str]:
         task = state.find(event.task)
         if task is None or (task.life == "active" and task.change is not None and task.change.action == "pause"):
-            return  # a pause is reported as a stop is
+            return  # a pause is reported with the same event as a stop
         if task.life == "ended" and self._ends.get(event.task) is type(event):
             yield f"task {event.task} ends twice"
         self._ends[event.task] = type(event)
@@ -175,7 +175,7 @@ def plan_name(event: Event | None) -> str:
 
 
 def _difference(there: str, here: str) -> str:
-    """Return the first place at which two canonical texts differ, with the text around it."""
+    """Return the first place at which two canonical texts differ, with the text around that place."""
     at = next((i for i, (a, b) in enumerate(zip(there, here, strict=False)) if a != b), min(len(there), len(here)))
     start = max(0, at - 40)
     return f"byte {at}: recorded ...{there[start : at + 40]!r}, decided again ...{here[start : at + 40]!r}"

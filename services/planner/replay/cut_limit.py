@@ -22,7 +22,7 @@ from shared.log.scan import Scan
 REPEATED_FOR = timedelta(days=1)
 """How long after it was recorded an event may be appended again by a client or an agent. A client tries again for
 minutes (``Idempotency-Key``), an agent for as long as its signal has no answer; services usually keep such keys for a
-day. It is counted back from the newest event: while nothing is recorded, nothing is answered."""
+day. The time is counted back from the newest event: while nothing is recorded, nothing is answered."""
 
 
 class CutLimit(NamedTuple):
@@ -33,7 +33,7 @@ class CutLimit(NamedTuple):
 
 
 def cut_limit(source: Source) -> CutLimit:
-    """Return how far a log may be cut; it is folded for that.
+    """Return how far a log may be cut. The log is folded for that.
 
     Args:
         source: the whole log, from position 1 on; nothing is appended to it meanwhile.

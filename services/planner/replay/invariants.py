@@ -207,7 +207,7 @@ def _stage(before: State, change: TaskChange, stage: Stage) -> Iterator[str]:
 
 
 def _cluster(after: State, plan: PlanDecided) -> Iterator[str]:
-    """Yield what is wrong with the cluster as the plan leaves it: one task for a worker, no task forgotten."""
+    """Yield what is wrong with the cluster after the plan: a worker has two tasks, or a task is forgotten."""
     owners = Counter(worker for task in after.tasks.values() for worker in task.members)
     if shared := sorted(worker for worker, times in owners.items() if times > 1):
         yield f"two tasks have the workers {', '.join(shared)}"
@@ -237,7 +237,7 @@ def _solved(before: State, after: State, plan: PlanDecided, solve: Solve) -> Ite
         yield "inputs_sha256 is not the digest of its problem"
     yield from _posed(before, problem)
     tables = {**before.tables, **plan.tables}
-    if all(task.table in tables for task in problem.tasks if task.table):  # what is missing is named beside this
+    if all(task.table in tables for task in problem.tasks if task.table):  # a missing table is reported elsewhere
         yield from _best(problem.with_tables(tables), plan, solution, solve)
     for posed in problem.tasks:
         members = after.tasks[posed.name].members if posed.name in after.tasks else ()
@@ -249,7 +249,7 @@ def _solved(before: State, after: State, plan: PlanDecided, solve: Solve) -> Ite
 
 
 def _unsolved(before: State, after: State, plan: PlanDecided) -> Iterator[str]:
-    """Yield the tasks that get another count of workers though nothing was solved; those that leave get none."""
+    """Yield tasks that get another count of workers although nothing was solved; tasks that leave must get none."""
     for change in plan.changes:
         if change.action in ("move", "none") and change.task in before.tasks:
             had, has = len(before.tasks[change.task].members), len(after.tasks[change.task].members)

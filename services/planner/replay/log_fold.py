@@ -22,10 +22,12 @@ from shared.planning.solver import solve_with_alternatives
 from shared.service.core import StateFold
 
 Policies = Mapping[str, Solve]
-"""How policies other than the live planner's answer problems, by the names that simulated histories have of them."""
+"""The functions with which policies other than the live planner's answer problems, by the names in simulated
+histories."""
 
 NO_POLICIES: Policies = MappingProxyType({})
-"""The policies of a program that knows only the live planner's: that of every log of a running system."""
+"""The policies that a program knows if it knows only the live planner's, which decides in every running system's
+log."""
 
 
 class Fold(StateFold[State]):
@@ -45,7 +47,8 @@ class Fold(StateFold[State]):
         Args:
             solve: the solver, or a replacement that returns the same answers (``lookahead``).
             state: to start from; None: that before the first event.
-            policies: what answers in place of ``solve`` where the log names a policy (``cluster.configured``).
+            policies: the function that answers in place of ``solve`` if the log names a policy
+                (``cluster.configured``).
         """
         super().__init__(evolve, state if state is not None else State())
         self._solve = solve
@@ -58,14 +61,14 @@ class Fold(StateFold[State]):
 
     @property
     def knows_policy(self) -> bool:
-        """Whether this fold can decide as the policy did that the log names."""
+        """Whether this fold can decide as the policy that the log names."""
         return not self.policy or self.policy in self._policies
 
     def solve(self, problem: Problem) -> tuple[Solution, list[Solution]]:
-        """Answer a problem as the policy does that the log names.
+        """Answer a problem as the policy that the log names.
 
         Raises:
-            UnknownPolicy: this program does not know it. No other policy decides in its place.
+            UnknownPolicy: this program does not know that policy. No other policy decides in its place.
         """
         if not self.knows_policy:
             known = ", ".join(sorted(self._policies)) or "none but the live planner's"

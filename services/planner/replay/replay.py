@@ -44,7 +44,10 @@ from shared.log.unreadable import Skipped
 
 
 class Place(NamedTuple):
-    """The planner's state at a position. ``hash``: of the event there. ``skipped``: what was skipped up to there."""
+    """The planner's state at a position.
+
+    ``hash``: the hash of the event there. ``skipped``: what was skipped up to there.
+    """
 
     state: State
     position: int
@@ -82,7 +85,7 @@ class Replayer:
 
     @classmethod
     def of_url(cls, url: str, *, decider: int = DECIDER) -> Self:
-        """Return a replayer of the log at a URL, as the setting ``log_url`` has it. Nothing is changed there.
+        """Return a replayer of the log at a URL, as the setting ``log_url`` has it. The log is not changed.
 
         Raises:
             InvalidInput: not a URL of SQLite or PostgreSQL.
@@ -104,8 +107,8 @@ class Replayer:
 
         Args:
             segments: their files, by position.
-            url: of the live log behind them; empty: none.
-            decider: as of ``Replayer``.
+            url: the URL of the live log behind them; empty: none.
+            decider: as for ``Replayer``.
 
         Raises:
             NotFound: a file is not there.
@@ -130,7 +133,7 @@ class Replayer:
 
     @cached_property
     def records(self) -> list[Recorded]:
-        """All records that can be read; in memory."""
+        """All records that can be read, collected in memory."""
         return [row.record for row in self._source.rows(Scan(self._source.base())) if row.record is not None]
 
     def verify(
@@ -149,8 +152,8 @@ class Replayer:
             defects: what is known to be wrong already; part of the report.
             jobs: number of processes; the report is the same. A program that asks for several starts its main work
                 below ``if __name__ == "__main__"``, as ``multiprocessing`` requires.
-            policies: how policies answer that simulated histories name (``simulator.policies.SOLVES``). A plan of one
-                that is not among them is a mismatch.
+            policies: the functions of the policies that simulated histories name (``simulator.policies.SOLVES``). A
+                plan of a policy that is not among them is a mismatch.
         """
         return verification_jobs.verify(self._source, self._decider, anchors, defects, jobs, policies)
 
@@ -188,7 +191,7 @@ class Replayer:
         """Refuse to fold a log that begins behind archived segments.
 
         Raises:
-            Archived: it does.
+            Archived: the log begins behind archived segments.
         """
         if (base := self._source.base()).is_cut:
             raise Archived(

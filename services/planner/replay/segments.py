@@ -1,4 +1,4 @@
-"""Where replay gets a log from that was archived in segments: their files in order, and the live log behind them."""
+"""Archived logs as a source of replay: the segments' files in order, and the live log behind them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SegmentsSource:
                 if (answer := answer_of(row.position, row.event_id, row.data)) is not None:
                     yield answer
         except Corrupt:
-            return  # the pass over the rows names it
+            return  # the pass over the rows names what is wrong
 
     def rows(self, scan: Scan) -> Iterator[Row]:
         """Yield every row.
@@ -63,14 +63,14 @@ class SegmentsSource:
         yield from scan.rows(self._stored())
 
     def as_it_is(self) -> SegmentsSource:
-        """Return the log without what is appended to it from now on."""
+        """Return the log as it is now, without what is appended later."""
         if self._opened is None:
             return self
         try:
             with closing(self._opened()) as log:
                 return SegmentsSource(self._segments, self._opened, log.last_position())
         except (Corrupt, ValueError):
-            return self  # the pass over the rows says where
+            return self  # the pass over the rows says where the defect is
 
     def defects(self) -> list[Defect]:
         """Return what is wrong with segments as files, with the live table, and which event ids several rows have."""
@@ -83,12 +83,12 @@ class SegmentsSource:
         try:
             found += self._doubled()
         except Corrupt:
-            pass  # the pass over the rows names it
+            pass  # the pass over the rows names what is wrong
         return found
 
     def _stored(self) -> Iterator[StoredRow]:
         """Yield the rows of all parts, as they are stored."""
-        last: Any = 0  # a damaged row may have anything there
+        last: Any = 0  # a damaged row may have any value there
         for path in self._segments:
             for row in read_rows(path):
                 yield row
@@ -121,7 +121,7 @@ class SegmentsSource:
                 yield Defect(two.first_position, f"position {two.first_position}: {what}")
 
     def _base_defects(self, base: Base) -> Iterator[Defect]:
-        """Yield where the place at which the live log begins is not the one that the segments have."""
+        """Yield where the live log begins at another place than the one that the segments have."""
         if not base.is_cut:
             return
         check = ChainCheck()
@@ -133,7 +133,7 @@ class SegmentsSource:
                         yield from _differences(base, check.place)
                         return
         except Corrupt:
-            return  # the pass over the rows names it
+            return  # the pass over the rows names what is wrong
         what = f"position {base.position}: the live log begins behind it, and no segment that was given has it"
         yield Defect(base.position, what)
 

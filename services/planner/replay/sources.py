@@ -1,4 +1,4 @@
-"""Where replay gets a log from: a database, read in passes, or records in memory; how far a pass has come."""
+"""Sources of replay: a database, read in passes, or records in memory; and how far a pass has come."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EVERY = 64
 
 
 class Answer(NamedTuple):
-    """An event of a type with which the planner answers. ``decider``: of a plan; None for others."""
+    """An event of a type with which the planner answers. ``decider``: the plan's decider; None for other events."""
 
     position: int
     event_id: str
@@ -58,12 +58,12 @@ class Source(Protocol):
         ...
 
     def as_it_is(self) -> Source:
-        """Return the log without what is appended to it from now on."""
+        """Return the log as it is now, without what is appended later."""
         ...
 
 
 class RecordsSource:
-    """Records in memory. They have no table and no chain to check: that was done, or there is none."""
+    """Records in memory. There is no table or chain to check: both were checked before, or do not exist."""
 
     def __init__(self, records: list[Recorded], *, chain_ok: bool) -> None:
         self._records = records
@@ -139,12 +139,12 @@ class LogSource:
         return self.last is None or not isinstance(row.position, int) or row.position <= self.last
 
     def as_it_is(self) -> LogSource:
-        """Return the log without what is appended to it from now on."""
+        """Return the log as it is now, without what is appended later."""
         try:
             with closing(self._opened()) as log:
                 return LogSource(self._opened, log.last_position())
         except (Corrupt, ValueError):
-            return self  # the pass over the rows says where
+            return self  # the pass over the rows says where the defect is
 
     def defects(self) -> list[Defect]:
         """Return the guards that the table lacks, and the event ids that several rows have."""
@@ -157,7 +157,7 @@ class LogSource:
 
 
 def table_defects(log: EventLog) -> list[Defect]:
-    """Return the guards that a log's table lacks, and what is wrong with its base."""
+    """Return the guards that a log's table lacks, and what is wrong with the log's base."""
     found = [Defect(0, f"the table lacks {guard}") for guard in log.lacking_guards()]
     if problem := log.base_problem():
         found.append(Defect(log.base.position, problem))
@@ -165,7 +165,7 @@ def table_defects(log: EventLog) -> list[Defect]:
 
 
 def decider_of(data: str) -> int | None:
-    """Return the decider of a stored plan; None if the event is none, or none of any decider.
+    """Return the decider of a stored plan; None if the event is no plan, or names no decider.
 
     Raises:
         TypeError: it is no text.
@@ -179,7 +179,7 @@ def decider_of(data: str) -> int | None:
 
 
 def answer_of(position: int, event_id: str, data: str) -> Answer | None:
-    """Return the answer in a row of one of ``ANSWER_TYPES``; None if its text is no event, which other checks name."""
+    """Return the answer in a row of one of ``ANSWER_TYPES``; None if its text is no event, which others report."""
     try:
         return Answer(position, event_id, decider_of(data))
     except (TypeError, ValueError):
@@ -195,8 +195,8 @@ class AnsweredRows:
     """The rows of a log in order, with a look ahead to the answer of each cause, which the log has a little later.
 
     Args:
-        rows: of the log, in order.
-        answers: of the log.
+        rows: the log's, in order.
+        answers: the log's.
     """
 
     def __init__(self, rows: Iterable[Row], answers: Iterable[Answer]) -> None:
@@ -246,7 +246,7 @@ class AnsweredRows:
 
 
 class WatchedSource:
-    """A log whose passes are watched; not those of other processes, which read ``as_it_is``.
+    """A log whose passes are watched. Passes of other processes are not: they read ``as_it_is``.
 
     Args:
         source: the log.
@@ -276,5 +276,5 @@ class WatchedSource:
         return self._source.defects()
 
     def as_it_is(self) -> Source:
-        """Return the log without what is appended to it from now on."""
+        """Return the log as it is now, without what is appended later."""
         return self._source.as_it_is()

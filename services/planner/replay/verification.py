@@ -1,7 +1,7 @@
 """The verification of a log: one pass in which every row, every event and every plan is judged.
 
 ``replay`` has the public side and says how plans are judged. Several passes may each judge a share of the answers
-(``verification_jobs``): everything else, each of them finds.
+(``verification_jobs``); each pass finds everything else.
 """
 
 from __future__ import annotations
@@ -27,11 +27,15 @@ from shared.log.scan import Row, Scan
 from shared.model import Model
 
 MOST_PROBLEMS = 100
-"""Problems that a report names. One changed row makes a few; a log that is wrong all through would fill the memory."""
+"""Number of problems that a report names. One changed row makes a few; a log that is wrong all through would fill
+memory."""
 
 
 class LogProblem(Model):
-    """Something wrong with the log itself. ``position``: where; 0: nowhere in particular. ``what``: in words."""
+    """Something wrong with the log itself.
+
+    ``position``: where the defect is; 0: at no certain row. ``what``: the defect in words.
+    """
 
     position: int
     what: str
@@ -59,7 +63,7 @@ class Report(Model):
         head: hash of the last row before the first defect of the chain.
         problem: the first of ``problems``; None if there are none.
         problems: what is wrong with the log itself: its chain, its table, events other than plans; by position.
-        skipped: what a newer version of the program wrote. What follows may be judged wrongly for want of it.
+        skipped: what a newer version of the program wrote. Without it, what follows may be judged wrongly.
         begins_after: the log was verified from behind this position, up to which it is archived; no plan was judged.
     """
 
@@ -87,12 +91,12 @@ class Report(Model):
 
 
 SHARED_AT_ONCE = 16
-"""Answers in a row that one pass judges: neighbours ask for the same throughput tables, which each process makes for
-itself. A log of a hundred plans still has work for each of several processes."""
+"""Number of consecutive answers that one pass judges: neighbours ask for the same throughput tables, which each process
+makes for itself. A log of a hundred plans still has work for each of several processes."""
 
 
 class Share(NamedTuple):
-    """Which recorded answers a pass judges: ``SHARED_AT_ONCE``, of every ``of`` times as many, the ``number``-th."""
+    """A pass's share of the recorded answers: the ``number``-th ``SHARED_AT_ONCE`` of every ``of`` times as many."""
 
     number: int = 0
     of: int = 1
@@ -101,8 +105,8 @@ class Share(NamedTuple):
 class Found(NamedTuple):
     """A mismatch, and its place in the report.
 
-    ``row``: number of the row at which the pass found it. ``part``: 0: of what every pass finds; 1: of an answer that
-    this pass has judged; 2: the fold has failed.
+    ``row``: number of the row at which the pass found it. ``part``: 0 if every pass finds the mismatch; 1 if it is one
+    of an answer that this pass has judged; 2 if the fold has failed.
     """
 
     row: int
@@ -134,7 +138,7 @@ def report_of(passes: Sequence[Findings], decider: int) -> Report:
     """Return the report of a verification.
 
     Args:
-        passes: one that has judged everything, or one for each share, in their order.
+        passes: one pass that has judged everything, or one pass for each share, in the order of the shares.
         decider: the decider whose plans were compared byte for byte.
     """
     first = passes[0]
@@ -167,7 +171,7 @@ class Verification:
         anchors: hashes that the log must have.
         defects: what is known to be wrong already.
         share: which recorded answers are judged.
-        policies: how policies answer that simulated histories name.
+        policies: the functions of the policies that simulated histories name.
     """
 
     def __init__(
@@ -219,7 +223,7 @@ class Verification:
         except Corrupt as err:
             self._scan.check.broken()
             self._problems.append(Defect(self._last + 1, f"position {self._last + 1}: {err.detail}"))
-        self._events += 1  # what the end shows comes behind what the last row shows
+        self._events += 1  # what the end of the log shows comes behind what the last row shows
         for plan in self._rows.unclaimed():
             if plan.position <= self._folded:
                 self._mismatch(plan, plan.event, "nothing in the log calls for it")
@@ -325,22 +329,22 @@ class Verification:
         return turn % self._share.of == self._share.number
 
     def _judge_unknown(self, cause: Recorded, recorded: Sequence[Recorded]) -> None:
-        """Fold an answer of a policy that is not known here: no other policy may judge it."""
+        """Fold an answer of an unknown policy without a judgement: no other policy may judge it."""
         for each in recorded:
             problem = f"decided by policy {self._fold.policy!r}, which this program does not know"
             self._mismatch(each, each.event, problem)
         self._fold.answer(cause, [r.event for r in recorded])
 
     def _judge_silence(self, cause: Recorded) -> None:
-        """Decide on a cause that has no answer in the log; what should be there is folded."""
+        """Decide on a cause that has no answer in the log, and fold what should be there."""
         decided = self._fold.decide(cause)
         if decided:
             self._unanswered.append(Mismatch(position=cause.position, plan="", problem="has no plan in the log"))
             self._fold.answer(cause, decided)
 
     def _judge_again(self, cause: Recorded, recorded: Sequence[Recorded]) -> None:
-        """Decide again and compare; what was recorded is folded, so that each plan is judged on its own."""
-        # The planner answers in order: it passed over an earlier cause without an answer.
+        """Decide again and compare; then fold what was recorded, so that each plan is judged on its own."""
+        # The planner answers in order, so it passed over an earlier cause without an answer.
         for mismatch in self._unanswered:
             self._found.append(Found(self._events, 0, mismatch))
         self._unanswered = []

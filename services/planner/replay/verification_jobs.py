@@ -30,12 +30,13 @@ def verify(
     """Return the verification of a log.
 
     Args:
-        source: the log; can be pickled where there are several jobs.
+        source: the log; it can be pickled if there are several jobs.
         decider: the decider whose plans are compared byte for byte.
         anchors: hashes that the log must have.
         defects: what is known to be wrong already.
         jobs: number of processes.
-        policies: how policies answer that simulated histories name; can be pickled where there are several jobs.
+        policies: the functions of the policies that simulated histories name; they can be pickled if there are several
+            jobs.
     """
     anchors, defects = tuple(anchors), tuple(defects)
     if jobs > 1:
@@ -45,7 +46,7 @@ def verify(
             passes = list(pool.map(once, [Share(number, jobs) for number in range(jobs)]))
         if len({_end(each) for each in passes}) == 1:
             return report_of(passes, decider)
-        # In one process, a decision failed, and the others have judged what follows it.
+        # In a single process a decision failed; the other processes have judged what follows it.
     return report_of([_findings(source, decider, anchors, defects, policies, Share())], decider)
 
 

@@ -2,9 +2,9 @@
 
 Each task is admitted, in this order, if the least count at which it runs still fits:
 
-1. Tasks that have starved, the longest waiting first. These are the tasks that still wait, and those that got workers
-   by starving, during their turn: it lasts as long as they had to wait, so that they are not paused for the next
-   starving task at once.
+1. Tasks that have starved, the longest waiting first. These are the tasks that still wait, and tasks that got workers
+   by starving, during their turn. A turn lasts as long as a task had to wait, so that the task is not paused for the
+   next starving task at once.
 2. Running tasks, heavy ones first; then waiting ones, heavy ones first. Where pausing is allowed, a heavy task that
    waits comes before a lighter one that runs.
 
@@ -25,7 +25,7 @@ from shared.planning.waf import waf_flop_per_s
 class Due(NamedTuple):
     """A wait that becomes too long at time ``at``.
 
-    ``cause``: id of the event from which the id of the ``task.starving`` event is derived. It is another for each wait.
+    ``cause``: id of the event from which the id of the ``task.starving`` event is derived. Each wait has another one.
     """
 
     at: datetime
@@ -41,7 +41,7 @@ def admit(
     *,
     allow_pausing: bool = False,
 ) -> set[str]:
-    """Return the names of the admitted tasks. The others get what these leave, if that is enough.
+    """Return the names of the admitted tasks. The other tasks get what the admitted ones leave, if that is enough.
 
     Args:
         tasks: all tasks that want workers.

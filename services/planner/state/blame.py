@@ -31,8 +31,8 @@ def blamed_workers(task: Task, event: ErrorDetected) -> list[str]:
     """Return the workers of the task whose processes the error condemns.
 
     These are the workers that the event names (``worker``, and ``workers`` in the evidence). An event that names none
-    condemns, at SEV2, all but the lowest rank, so that the state survives if the cause lies elsewhere; at SEV1, after
-    that has failed too, all.
+    condemns, at SEV2, all but the lowest rank, so that the state survives if the cause lies elsewhere; at SEV1, where
+    that answer has failed too, all.
     """
     workers = [event.worker] if event.worker is not None else []
     if "workers" in event.evidence:
@@ -52,8 +52,8 @@ def is_stale(task: Task, event: ErrorDetected) -> bool:
 def oldest_live(task: Task) -> int:
     """Return the oldest generation that may still train.
 
-    It is the generation of the newest plan's first stage. Where the plan does not suspend the survivors, they train on
-    in the generation before until all is ready, and errors of that generation still count.
+    It is the generation of the newest plan's first stage. If the plan does not suspend the survivors, they train on in
+    the generation before until all processes are ready, and errors of that generation still count.
     """
     change = task.change
     if change is not None and change.survivors and not change.hold and change.interrupted is None:

@@ -4,7 +4,7 @@ All models are immutable. Tuples have the order that decisions depend on. ``unic
 
 What an event costs does not grow with the number of tasks that the log has ever had: tasks that have ended, and left
 nothing behind, are kept apart from the others (``State.ended``), and a new state shares them with the one before. They
-are kept as text: no decision looks at them, but for the name that is used again and for events that come too late.
+are kept as text, since decisions look at one of them only if its name is used again or an event comes too late.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Node(Model):
 class Trial(Model):
     """The time in which a worker that is as fast again is not trusted yet.
 
-    ``ends_at``: when it is. ``cause``: id of the event that called it as fast. ``task``, ``generation``: of that event.
+    ``ends_at``: when it is trusted. ``cause``: id of the event that called it as fast. ``task``, ``generation``: those
+    of the event.
     """
 
     ends_at: datetime
@@ -103,8 +104,8 @@ class Wait(Model):
     """A task's wait for workers, and its turn after that.
 
     ``since``: when the plan that queued the task was made. ``cause``: id of the event from which the id of the next
-    ``task.starving`` is derived: the plan that queued the task, then the last ``task.starving``. ``called_at``: time
-    of the last ``task.starving``. ``ended_at``: when a task that had starved got workers, which began its turn.
+    ``task.starving`` is derived: the plan that queued the task, then the last ``task.starving``. ``called_at``: time of
+    the last ``task.starving``. ``ended_at``: when the task got workers after it had starved, which began its turn.
     """
 
     since: datetime
@@ -141,14 +142,14 @@ class Task(Model):
         broken: whether the step in progress was interrupted.
         plan: the newest plan that changes the task, made at ``planned_at``.
         change: what that plan does to the task, until all of it is done.
-        idle_since: since when the task makes no progress in its present transition.
+        idle_since: the time since which the task makes no progress in its present transition.
         idle_s: seconds without progress in that transition before ``idle_since``.
         queued: why the task has no workers; empty if it has some.
         wait: its wait for workers, and its turn after that.
         step: the newest reported step; ``step_s``: the time of one step.
         memory_every: reported steps between two copies in memory; None: not known.
         checkpoint: path of the newest checkpoint, of step ``checkpoint_step``.
-        pool: the kind of workers it is to run on, where that is not the kind of its members (``pools.py``).
+        pool: the kind of workers on which it is to run, if that is not the kind of its members (``pools.py``).
         layout: the layout of its newest stage; None before the first.
         state_layout: the layout in which the owners got the state.
         ranks: the owners' ranks in ``state_layout``, which determine the shard that each has. A worker that is to read
@@ -157,10 +158,11 @@ class Task(Model):
         measured: throughput corrections: measured is 1.1 ** exponent times the modelled throughput.
         lose_steps: whether a user wants it to stop also if its state cannot be saved.
         at_once: whether a user wants its processes to end without a checkpoint.
-        closed: why the task takes no newcomers: they would not be what those that train are; empty: it takes some.
-        needs_operator: why it is not tried again until an operator resumes it; empty: it is.
-        unwritten: set while it waits without workers, since it cannot write its result.
-        home: the workers that it had when it began to wait so, in rank order: what it has done may be in the memory of
+        closed: why the task takes no newcomers: their processes would differ from those that train; empty: it takes
+            some.
+        needs_operator: why it is not tried again until an operator resumes it; empty: it is tried again.
+        unwritten: set while it waits without workers because it cannot write its result.
+        home: the workers that it had when that wait began, in rank order: what it has done may be in the memory of
             their nodes alone.
         shares: how many micro-batches each data-parallel replica of its newest stage computes; empty: equally many.
         number: of the task's first submission, among all tasks.
@@ -222,7 +224,7 @@ class Task(Model):
     def has_trained(self) -> bool:
         """Whether the state behind the last step is saved, so that only the end of its script is left to run.
 
-        Its processes have left the training loop: none of them can be held, and each can start anew from that state.
+        Its processes have left the training loop: no process can be held, and each can start anew from that state.
         """
         return self.checkpoint_step >= self.spec.steps
 
@@ -276,7 +278,7 @@ class State(Model):
         transitions: number of measured transitions of running tasks, and the sum of their seconds, by kind.
         tables: the throughput tables of the newest problem, by digest; the log has them (``throughput/tables.py``).
         slow: workers that are slow, or were.
-        arrangement: how a question uses them; None outside questions.
+        arrangement: how a question uses slow workers; None outside questions.
     """
 
     config: ClusterConfigured | None = None
@@ -313,7 +315,7 @@ class State(Model):
         return task
 
     def every_task(self) -> list[Task]:
-        """Return all tasks that were ever submitted, in that order."""
+        """Return all tasks that were ever submitted, in the order of their submission."""
         ended = (_read(text) for text in self.ended.values())
         return sorted((*ended, *self.tasks.values()), key=lambda task: task.number)
 
@@ -326,7 +328,7 @@ class State(Model):
         return self.model_copy(update={"tasks": tasks})
 
     def _with_moved(self, task: Task) -> State:
-        """Return the state with a task that is settled, or was."""
+        """Return the state with another version of a task, which is settled now or was before."""
         tasks, ended = dict(self.tasks), dict(self.ended)
         text = ended.pop(task.name, None)
         before = _read(text) if text is not None else None

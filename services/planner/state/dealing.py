@@ -1,7 +1,7 @@
 """Micro-batches dealt by speed: a replica with a slow worker computes fewer of them, and holds its task up less.
 
 The micro-batches of a step are whole, so a deal is integers that add up to the step's number. A step lasts as long as
-its slowest replica, whose time is its share times its slowdown (that of its slowest worker).
+its slowest replica takes. A replica's time is its share times its slowdown, which is that of its slowest worker.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def deal_by_speed(micro_batches: int, slowdowns: Sequence[float]) -> list[int]:
     on machines of fixed speeds that is optimal: no deal has a shorter longest time.
 
     Args:
-        micro_batches: of a step, at least as many as replicas.
-        slowdowns: of each replica.
+        micro_batches: their number in a step, at least that of the replicas.
+        slowdowns: one for each replica.
     """
     shares = [1] * len(slowdowns)
     heap = [(2 * slowdown, replica) for replica, slowdown in enumerate(slowdowns)]
@@ -50,9 +50,9 @@ def replica_slowdowns(layout: Layout, members: Sequence[str], slowdowns: Mapping
     """Return the slowdown of each data-parallel replica: that of its slowest worker.
 
     Args:
-        layout: of the stage.
-        members: its workers in rank order, ``tp-dp-pp``: rank = tensor + t * data + t * d * pipeline.
-        slowdowns: of slow workers.
+        layout: the stage's.
+        members: the stage's workers in rank order, ``tp-dp-pp``: rank = tensor + t * data + t * d * pipeline.
+        slowdowns: those of slow workers.
     """
     found = [1.0] * layout.data
     for rank, worker in enumerate(members):
@@ -62,7 +62,7 @@ def replica_slowdowns(layout: Layout, members: Sequence[str], slowdowns: Mapping
 
 
 def posed_slowdown(state: State, task: Task, pool: str) -> float:
-    """Return by how much the slow workers that a question gives to a task hold it up, in that pool.
+    """Return the factor by which the slow workers that a question gives to a task hold the task up in that pool.
 
     Without a deal by speed the whole task goes at the pace of the slowest. 1.0 outside questions.
     """
@@ -82,12 +82,12 @@ def posed_slowdown(state: State, task: Task, pool: str) -> float:
 
 
 def present_deal(task: Task) -> tuple[int, ...]:
-    """Return the task's deal by speed; empty if it has none, or has lost a worker: then all are dealt anew."""
+    """Return the task's deal by speed; empty if it has none, or has lost a worker and all are dealt anew."""
     return () if task.lost or task.broken else task.shares
 
 
 def fitting_deal(state: State, task: Task) -> list[int] | None:
-    """Return the deal by speed of the task as it is; None if it has no slow member, or the deal would be the same.
+    """Return the deal by speed of the task as it is; None if no member is slow, or the deal would be the equal one.
 
     An interleaved pipeline takes only some numbers of micro-batches, so it keeps its equal deal.
     """
@@ -99,7 +99,7 @@ def fitting_deal(state: State, task: Task) -> list[int] | None:
 
 
 def shares_of(state: State, task: Task, layout: Layout, members: Sequence[str]) -> list[int]:
-    """Return the shares by speed of a stage with these members, in rank order; empty if they are the equal ones."""
+    """Return the shares by speed of a stage with these members, in rank order; empty if the shares are equal."""
     micro_batches = task.spec.batch.micro_batches
     if layout.data == 1 or micro_batches < layout.data or task.spec.parallel.interleave > 1:
         return []

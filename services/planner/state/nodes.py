@@ -87,7 +87,7 @@ def lose_node(state: State, name: str, event: ErrorDetected, at: datetime) -> St
 
 
 def note_injected(state: State, event: FaultInjected, at: datetime) -> State:
-    """Return the state after a user asked for a fault: what it costs a node says nothing of the node."""
+    """Return the state after a user asked for a fault: its cost says nothing about the node."""
     name = event.node
     if name is None and event.task in state.tasks and event.rank is not None:
         members = state.tasks[event.task].members
@@ -128,7 +128,7 @@ def drain_node(state: State, event: NodeDraining, at: datetime) -> State:
 
 
 def return_node(state: State, event: NodeReturned, at: datetime) -> State:
-    """Return the state after a node was returned. An isolated one is usable again; one that is away has to join."""
+    """Return the state after a node was returned. An isolated node is usable again; a node that is away has to join."""
     node = state.nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation:
         return state
@@ -145,7 +145,7 @@ def lose_workers(state: State, workers: Iterable[str], name: str | None = None) 
     named = (state.tasks[name],) if name in state.tasks else ()
     for task in named if name is not None else state.tasks.values():
         if nodes.isdisjoint(nodes_of(task.members)) and nodes.isdisjoint(nodes_of(task.owners)):
-            continue  # as almost all tasks
+            continue  # almost all tasks lose nothing
         hit = tuple(worker for worker in dict.fromkeys((*task.owners, *task.members)) if worker in gone)
         if hit and task.life != "ended":
             state = state.with_changed(task.name, lost=(*task.lost, *without(hit, task.lost)), broken=True)
@@ -155,8 +155,8 @@ def lose_workers(state: State, workers: Iterable[str], name: str | None = None) 
 def count_incident(state: State, event: ErrorDetected) -> State:
     """Return the state with one more incident of the node that the error names.
 
-    SEV3 does not count. An escalation to SEV1 does not count either: the SEV2 that it comes from has been counted. What
-    a task's processes are is no matter of the node.
+    SEV3 does not count. An escalation to SEV1 does not count either: the SEV2 that it comes from has been counted. A
+    difference between a task's processes is not the node's fault.
     """
     name = blamed_node(event)
     counted = event.severity is Severity.SEV1 and event.escalates is not None
@@ -172,5 +172,5 @@ def _with_node(state: State, node: Node, **changes: Any) -> State:
 
 
 def _with_usable_time(state: State, node: Node, at: datetime) -> State:
-    """Return the state with the time added that the node has been usable."""
+    """Return the state with the time added for which the node has been usable."""
     return state.model_copy(update={"node_s": state.node_s + (at - node.since).total_seconds()})

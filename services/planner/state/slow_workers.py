@@ -1,15 +1,15 @@
 """Slow workers in the fold of the log: who is slow, how often that has begun, and who is on trial.
 
-A worker that becomes as fast as its peers again (``worker.slowed`` with slowdown 1.0) is used as one at once if a task
-has it and nothing else had changed for its sake. A worker that was left out, or whose task deals its micro-batches by
+A worker that becomes as fast as its peers again (``worker.slowed`` with slowdown 1.0) is trusted at once if a task has
+it and no plan had changed anything because of it. A worker that was left out, or whose task deals its micro-batches by
 speed, is on trial first and counts as slow meanwhile: for ``TRIAL_S``, doubled for each further time that it became
 slow within ``MEMORY_S``. So a worker that flaps costs the cluster two transitions less and less often. At the end of
 the trial the planner's service appends ``worker.slowed`` with ``ends`` (``timers.py``), since a timer that matters is
 an event.
 
-A node that is lost, leaves or joins anew has no slow workers: the process that was measured is gone. How often they
-became slow is remembered over that. An adopted, drained or returned node keeps its processes or its hardware, and what
-is known of it.
+A node that is lost, leaves or joins anew has no slow workers: the process that was measured is gone. How often its
+workers became slow is remembered all the same. An adopted, drained or returned node keeps its processes or its
+hardware, and what is known of it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from services.planner.state.cluster import SlowWorker, State, Task, Trial, node_
 from shared.events.union import WorkerSlowed
 
 TRIAL_S = 5.0
-"""How long a worker that was left out must have been as fast again before it is used as one: little beside what its
-return and another move would cost. An isolated node proves its links as long (``nodes/isolation.py``)."""
+"""How long a worker that was left out must have been as fast again before it is trusted, seconds: little beside what
+its return and another move would cost. An isolated node proves its links as long (``nodes/isolation.py``)."""
 
 TRIAL_MAX_S = 900.0
-"""Longest such time, seconds. An operator looks at a worker that has become slow eight times within an hour."""
+"""The longest trial, seconds. An operator looks at a worker that has become slow eight times within an hour."""
 
 MEMORY_S = 3600.0
 """How long it is remembered that a worker became slow. A worker that heats up or shares its host becomes slow many
@@ -36,7 +36,7 @@ FULL_SPEED = 1.0
 
 
 def slow_worker(state: State, event: WorkerSlowed, at: datetime) -> State:
-    """Return the state after a worker became slower, or as fast again; events of a node that is gone are late."""
+    """Return the state after a worker became slower or as fast again. Events of a node that is gone change nothing."""
     if not state.usable(event.worker):
         return state
     known = state.slow.get(event.worker)
@@ -74,7 +74,7 @@ def forget_slowness(state: State, workers: Iterable[str]) -> State:
 
 
 def is_answered(state: State, event: WorkerSlowed) -> bool:
-    """Return whether an event, which ``state`` contains, calls for a plan: a usable worker is as fast as it says."""
+    """Return whether an event, which ``state`` contains, calls for a plan: its worker is usable and so fast."""
     known = state.slow.get(event.worker)
     slowdown = known.slowdown if known is not None else FULL_SPEED
     return state.usable(event.worker) and slowdown == event.slowdown
@@ -92,7 +92,7 @@ def is_slowed(state: State, task: Task) -> bool:
 
 
 def taken_members(state: State, task: Task) -> list[str]:
-    """Return the task's members that the question takes away from it, in rank order."""
+    """Return the task's members that the question takes away from the task, in rank order."""
     if state.arrangement is None:
         return []
     used = state.arrangement.used
@@ -100,7 +100,7 @@ def taken_members(state: State, task: Task) -> list[str]:
 
 
 def lent_workers(state: State, task: Task) -> dict[str, float]:
-    """Return the slow workers that the task may have by the question, its own and others, with their slowdowns."""
+    """Return the slow workers that the question lets the task have, its own and others, with their slowdowns."""
     if state.arrangement is None:
         return {}
     used = state.arrangement.used

@@ -1,7 +1,8 @@
 """What decisions need to know of all nodes, or of all nodes of a task, together.
 
-It is found once for each set of nodes, or for the workers that a task keeps: most events leave both as they are, and a
-cluster has thousands of nodes and workers. Where one node is replaced (``replaced``), it follows from what was known.
+The answers are found once for each set of nodes, or for the workers that a task keeps: most events leave both as they
+are, and a cluster has thousands of nodes and workers. If one node is replaced (``replaced``), they follow from what was
+known.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 _MOST = 16
-"""Sets of nodes that are remembered: the present one, and those of questions. A set of the workers of 2,048 nodes has
-about a megabyte."""
+"""Number of sets of nodes that are remembered: the present one, and those of questions. A set of the workers of 2,048
+nodes has about a megabyte."""
 
 
 class UsableNodes(NamedTuple):
-    """The usable nodes. ``nodes``, ``workers``: how many there are of each kind that has one.
+    """The usable nodes. ``nodes``, ``workers``: the number for each kind that has a usable node.
 
-    ``since_us``: the microseconds from the epoch to the time since which each node is usable, of all together.
-    ``closed``: those that are closed to new work, in the order of the state. ``every_worker``: the workers of all
+    ``since_us``: the microseconds from the epoch to the time since which each node is usable, as the sum over all.
+    ``closed``: the nodes that are closed to new work, in the order of the state. ``every_worker``: the workers of all
     usable nodes.
     """
 
@@ -51,14 +52,14 @@ def _us(at: datetime) -> int:
 
 
 _known: OrderedDict[ObjectKey[Mapping[str, Node]], UsableNodes] = OrderedDict()
-"""What is known of sets of nodes; the set that was asked for last is at the end."""
+"""What is known of each set of nodes; the set that was asked for last is at the end."""
 
 _lock = threading.Lock()
-"""The lock of ``_known``: plans are made ahead in another thread than the present one."""
+"""The lock of ``_known``: another thread makes plans ahead."""
 
 
 def usable_nodes(nodes: Mapping[str, Node]) -> UsableNodes:
-    """Return what there is of usable nodes."""
+    """Return what is known of the usable nodes."""
     found = _remembered(nodes)
     return found if found is not None else _remember(nodes, _found(nodes))
 
@@ -96,7 +97,7 @@ def _found(nodes: Mapping[str, Node]) -> UsableNodes:
 
 
 def _count(numbers: dict[str, int], workers: dict[str, int], node: Node, sign: int) -> None:
-    """Add a node to the numbers, or take it off them; a kind without a node has no number."""
+    """Add a node to the numbers, or take it from them; a kind without a node has no number."""
     kind = node.hardware
     numbers[kind] = numbers.get(kind, 0) + sign
     workers[kind] = workers.get(kind, 0) + sign * len(node.workers)
@@ -115,7 +116,7 @@ def replaced(nodes: Mapping[str, Node], node: Node) -> dict[str, Node]:
 
 
 def _with_replaced(known: UsableNodes, after: Mapping[str, Node], before: Node | None, node: Node) -> UsableNodes:
-    """Return what there is of usable nodes once one was replaced. ``after``: all nodes."""
+    """Return what is known of the usable nodes once one was replaced. ``after``: all nodes."""
     numbers, workers = dict(known.nodes), dict(known.workers)
     since_us, every_worker, closed = known.since_us, known.every_worker, known.closed
     if before is not None and before.usable:
@@ -150,10 +151,10 @@ def open_workers(nodes: Mapping[str, Node]) -> frozenset[str]:
 
 
 def nodes_of(workers: tuple[str, ...]) -> frozenset[str]:
-    """Return the nodes of a task's workers. The tuple is one that the task keeps: its answer is remembered."""
+    """Return the nodes of a task's workers. The task keeps the tuple itself, so the answer is remembered by it."""
     return _nodes_of(ObjectKey(workers))
 
 
-@lru_cache(maxsize=1024)  # each problem of the look-ahead asks for those of every task: a tenth of its time
+@lru_cache(maxsize=1024)  # each problem of the look-ahead asks for every task's nodes
 def _nodes_of(workers: ObjectKey[tuple[str, ...]]) -> frozenset[str]:
     return frozenset(map(node_of, workers.value))

@@ -27,7 +27,7 @@ parameters used 43 to 52%, a quarter of it for activations that are computed aga
 
 
 def flop_per_step(spec: TaskSpec) -> float:
-    """Return the model FLOP of one update."""
+    """Return the FLOP of one update by the model's formula."""
     return spec.model.flop_per_sample() * spec.batch.global_
 
 
@@ -95,11 +95,11 @@ def assumed_flop_per_s(hardware: Hardware) -> float:
 
 
 def modelled_flop_per_s(spec: TaskSpec, layout: HardwareLayout, hardware: Hardware) -> float:
-    """Return T(t, x) before correction in one layout, whether or not the layout fits into memory."""
+    """Return T(t, x) before correction in one layout, whether the layout fits into memory or not."""
     return _modelled_flop_per_s(ObjectKey(spec), layout, hardware)
 
 
-@lru_cache(maxsize=4096)  # without it ``benchmarks.planner`` takes a quarter more processor time
+@lru_cache(maxsize=4096)  # without the cache ``benchmarks.planner`` takes a quarter more processor time
 def _modelled_flop_per_s(same: ObjectKey[TaskSpec], layout: HardwareLayout, hardware: Hardware) -> float:
     spec = same.value
     if spec.restarts_whole:

@@ -41,7 +41,8 @@ DATA_PARALLEL = (1, 1)
 """Tensor and pipeline sizes of a data-parallel layout."""
 
 MAX_TENSOR = 8
-"""Greatest tensor size of the built-in trainer, which pads the vocabulary for up to so many workers."""
+"""Greatest tensor size of the built-in trainer, which pads the vocabulary for tensor groups of up to so many
+workers."""
 
 _MAX_TABLES = 4096
 """Tables that are remembered: more than one planning problem and its look-ahead need."""
@@ -100,7 +101,7 @@ def throughput_of(state: State, task: Task, workers: int, table: ThroughputTable
     """Return T(t, x), FLOP/s, for the useful x up to ``workers`` and for the present count of the task.
 
     The present count may exceed the workers that are left, or be no better than a smaller count; its rate still
-    determines the cost of a transition. Equal answers are the same object. ``table``: of the task, if it is at hand.
+    determines the cost of a transition. Equal answers are the same object. ``table``: the task's, if it is at hand.
     """
     table = table or table_of(state, task)
     cut = bisect_right(table.counts, workers)
@@ -181,7 +182,10 @@ def _layout(config: ParallelConfig) -> Layout:
 
 
 class _Choice(NamedTuple):
-    """All layouts a task may have. ``at``: by count, ascending, the fastest as modelled first. ``of``: by sizes."""
+    """All layouts that a task may have.
+
+    ``at``: layouts by count, ascending, the fastest as modelled first. ``of``: layouts by sizes.
+    """
 
     at: dict[int, list[Timed]]
     of: dict[Sizes, Timed]
@@ -214,7 +218,7 @@ def _made(
     highest, general = 0.0, correction(exponent)
     for count, fastest in choice.at.items():
         if count in known:
-            # The first layout without measurement is the fastest of those.
+            # The first layout without measurement is the fastest of the layouts without one.
             first = next((timed for timed in fastest if timed.config.sizes not in measured), None)
             best = max((*([first] if first else []), *known[count]), key=rate)
             best_rate = rate(best)
@@ -301,7 +305,7 @@ def remembered_tables(known: Mapping[str, LoggedTable], plan: PlanDecided) -> Ma
 
 
 def table_problems(known: Mapping[str, LoggedTable], plan: PlanDecided) -> Iterator[str]:
-    """Yield what is wrong with a plan's tables: one that is not what its digest says, or that is nowhere in the log.
+    """Yield what is wrong with a plan's tables: a table that does not have its digest, or that is nowhere in the log.
 
     Args:
         known: the tables that are remembered before the plan.
