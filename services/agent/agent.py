@@ -2,7 +2,8 @@
 
 It is connected to the fork server, receives the messages of ranks, does what commands ask for (``commands.Host``), and
 sends signals and heartbeats to the detector. It never writes the log. The loss of NATS stops nothing: ranks train on,
-signals wait, and the client reconnects. Nor does its own end: its successor goes on from the record (``record.py``).
+signals wait, and the client reconnects. Nor does the agent's own end stop anything: its successor goes on from the
+record (``record.py``).
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class Agent:
             dropped=bus.dropped,
         )
         self._forked: dict[str, Forked] = {}
-        """Process id -> handle of each living rank."""
+        """Process id -> the handle of each living rank."""
         self._probes = ProbeServer(bus, settings.node, incarnation, address.ip)
         self._stores = Stores(address.store_host, address.store_ip, self._files, users, self._fork_servers.current)
         folders = [settings.run_dir.resolve() / "nodes" / settings.node, settings.memory_dir]
@@ -158,7 +159,7 @@ class Agent:
         self._background.spawn(self._signals.run(), vital=True)
         self._background.spawn(self._heartbeats.run(), vital=True)
         self._background.spawn(self._snapshots.keep_looking(self.node.tasks))
-        # The record has where the ranks are; to write it at each step would be too often.
+        # The record says where the ranks are. To write it at each step would be too often.
         self._background.spawn(every(self._settings.heartbeat_interval_s, self._record))
         self._background.spawn(self._output_limits.keep(self.node.processes))
         self._background.spawn(self._oom_kills.watch())
@@ -177,7 +178,7 @@ class Agent:
         raise await self._background.broken
 
     def keep_snapshots(self) -> None:
-        """Have ``stop`` leave the node's snapshots: on the same machine they are those of this agent's successor."""
+        """Have ``stop`` leave the node's snapshots: a successor of this agent on the same machine needs them."""
         self._successor = True
 
     async def drain(self, reason: str) -> None:
@@ -357,7 +358,10 @@ class Agent:
     # ---- predecessor and successor
 
     def _record(self) -> None:
-        """Write down what a successor has to know. Where there is no memory for the record, training goes on."""
+        """Write down what a successor has to know.
+
+        If there is no memory for the record, training goes on without it.
+        """
         try:
             record = NodeRecord(
                 processes=list(self.node.processes()),

@@ -111,7 +111,7 @@ def _hardware(settings: Settings) -> NodeHardware:
     """Return the node's workers and their devices.
 
     Raises:
-        NoDevice: a worker has none, and another one has, or was to have one.
+        NoDevice: a worker has no device, while another worker has one or the operator asked for devices.
     """
     names = worker_names(settings.node, settings.workers_per_node)
     visible = os.environ.get(VISIBLE_VARIABLE)
@@ -119,7 +119,7 @@ def _hardware(settings: Settings) -> NodeHardware:
 
 
 def _check_name(settings: Settings) -> None:
-    """Refuse a host name that makes no node name; a name that was given has been checked with the other settings."""
+    """Refuse a host name that makes no node name. A name from the settings has been checked with the other settings."""
     if not names.is_name(settings.node):
         problem = (
             f"the host name gives no node name, which has 1 to 63 of a-z, 0-9 and '-' and neither begins nor ends with "

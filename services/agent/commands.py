@@ -119,7 +119,7 @@ class Commands:
         """Command id -> the newest replies: a successor of the agent gets them."""
 
     async def listen(self, bus: Bus) -> None:
-        """Take commands from now on."""
+        """Begin to take commands."""
         await bus.serve(COMMANDS, self.serve, self._node.name, refuse=self._refuse)
         await bus.serve(LEFTOVERS, self.serve, self._node.name, refuse=self._refuse)
 
@@ -250,7 +250,7 @@ class Commands:
         for process in processes:
             if process.configured and process.generation > stage.generation:
                 raise Refused(FailureCode.FENCED, f"{process.worker} is in generation {process.generation}")
-            # If a predecessor of the agent has done so, what the process has reported since counts.
+            # If a predecessor of the agent has configured the process, what the process has reported since counts.
             if not process.configured or process.generation < stage.generation:
                 rank = members[process.worker].rank
                 self._node.configure(process, generation=stage.generation, rank=rank, at_s=time.monotonic())

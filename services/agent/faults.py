@@ -73,7 +73,7 @@ class Faults:
         self._known: OrderedDict[str, None] = OrderedDict()
 
     async def serve(self) -> None:
-        """Take requests from now on."""
+        """Begin to take requests."""
         await self._bus.serve(FAULTS, self._answer, self._node.name, refuse=self._refuse)
 
     async def _answer(self, request: FaultRequest) -> FaultResult:
@@ -136,7 +136,7 @@ class Faults:
         return None
 
     def _inject(self, request: FaultRequest, fault: RequestedFault) -> Refusal | None:
-        """Have the fault happen; return why it cannot after all."""
+        """Have the fault happen; return why it could not happen after all."""
         if fault.kind == "disconnect":
             asyncio.get_running_loop().call_later(ANSWERED_S, self._bus.stay_away, fault.away_s)
             return None

@@ -88,7 +88,7 @@ class Supervisor:
         self._probes: socket.socket | None = None
         self._answer = b""
         self._worked = False
-        """Whether an agent has ever reported that it works."""
+        """Whether an agent of this supervisor has ever reported that it works."""
         self._ending = asyncio.Event()
 
     async def run(self) -> int:
@@ -190,7 +190,8 @@ class Supervisor:
             environment.ORPHAN_GRACE_S: str(self._settings.orphan_grace_s),
         }
         if self._settings.hardware == CPU:
-            # What it imports might look for devices, and a process forked from it would go by what was found.
+            # What the process imports might look for devices, and a process forked from it would go by what was found
+            # then.
             variables |= NO_DEVICES
         output.parent.mkdir(parents=True, exist_ok=True)
         with output.open("ab") as file:

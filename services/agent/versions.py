@@ -17,7 +17,7 @@ def agreed(who: str, oldest: int, newest: int | None, library: str) -> int:
         library: its own version; empty: it does not say.
 
     Raises:
-        Unavailable: they have none in common; names both.
+        Unavailable: the two have no version in common; the error names the versions of both.
     """
     newest = oldest if newest is None else newest
     if (found := versions.agreed(oldest, newest)) is not None:

@@ -50,7 +50,7 @@ from shared.service.core import Append
 
 _BESIDE_INTERRUPTED_STAGE = frozenset({Phase.FREE, Phase.PREPARE, Phase.CONFIGURE_TARGET})
 """Phases whose failure leaves the survivors alone: a process that does not start, a failed one that does not end, a
-lost node of the target. The survivors finish their step first, so that their step is known."""
+lost node of the target. The survivors finish their step first, so that it is known which step they have."""
 
 
 def decide(state: State, item: Input, at: datetime) -> tuple[State, list[Effect]]:
@@ -118,7 +118,8 @@ def _advance_phase(state: State, part: Part, phase: Phase, at: datetime) -> tupl
     if phase is Phase.RELEASE and awaits_save(part):
         if TimerName.SAVE in part.timers:
             return state, []
-        # Where all have saved, the event comes once the detector is there. Else rank 0 may be lost, which reports it.
+        # If all have saved, the event comes once the detector is there. Otherwise rank 0, which reports it, may be
+        # lost.
         after_s = state.limits.resume_s if have_saved(part) else state.limits.grace_s
         return _start_timer(state, part, TimerName.SAVE, after_s)
     return _end(state, part.with_run(phase, replace(run, ended_at=at)), phase, at)
@@ -138,7 +139,7 @@ def _begin(state: State, part: Part, phase: Phase, at: datetime) -> tuple[State,
 
 
 def _continue_prepare(state: State, part: Part, run: PhaseRun, at: datetime) -> tuple[State, list[Effect]]:
-    """Prepare the workers that have become free; start a timer if the part waits for workers and for nothing else."""
+    """Prepare the workers that have become free; start a timer if the part now waits for workers only."""
     if is_held_back(part, at):
         return _wait_until_due(state, part, at)
     new = prepare_commands(state, part)
@@ -184,7 +185,7 @@ def _record(state: State, part: Part, event: StateMoved) -> tuple[State, list[Ef
 
 
 def _new_failure(state: State, part: Part) -> Failure | None:
-    """Return a failure of the part that is not in a reply: a time-out, a lost node, a wait in vain."""
+    """Return a failure of the part that no reply reports: a time-out, a lost node, or a wait in vain."""
     failing = {failure.phase for failure in part.failures}
     for phase, run in part.runs.items():
         # Commands of one phase have one deadline: wait for all of them, so that all silent workers are named.

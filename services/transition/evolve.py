@@ -81,7 +81,7 @@ def fold_moved(state: State, event: StateMoved) -> State:
         part = replace(part, ready=part.ready | set(part.change.prepare))
         state = state.with_leaving(event.task, drop=part.change.prepare)
     elif event.phase == "drained":
-        state = state.with_leaving(event.task, add=to_release(state, part))  # their release follows
+        state = state.with_leaving(event.task, add=to_release(state, part))  # the release of its workers follows
     elif event.phase == "released":
         occupied -= set(to_release(state, part))
     if event.complete:
@@ -94,7 +94,7 @@ def fold_moved(state: State, event: StateMoved) -> State:
 
 
 def evolve(state: State, event: EventBase, at: datetime) -> State:
-    """Return the state after an event of the log. ``at``: when it was recorded, on which nothing here depends."""
+    """Return the state after an event of the log. ``at``: when it was recorded; nothing here depends on that."""
     match event:
         case PlanDecided():
             for change in event.changes:
@@ -122,7 +122,7 @@ def evolve(state: State, event: EventBase, at: datetime) -> State:
                 state = state.with_step(event.task, event.step)
             if event.kind is not ErrorKind.NODE_LOST or not event.node:
                 return state
-            # An escalation has the kind of the error before; the agent of its node lives.
+            # An escalation has the kind of the error before it, and the agent of its node lives.
             return _node_lost(state if event.escalates else _with_away(state, event.node), event.node)
         case NodeJoined():
             return _node_joined(state, event)
@@ -180,13 +180,13 @@ def _task_ended(state: State, name: str, *, stopped: bool = False, unfinished: b
 
 
 def _saved(state: State, task: str) -> State:
-    """Fold that the log says where the task's state was saved."""
+    """Fold an event of the log that says where the task's state was saved."""
     part = state.task(task).part
     return state if part is None or not part.active else state.with_part(replace(part, saved=True))
 
 
 def _node_joined(state: State, event: NodeJoined) -> State:
-    """Fold a node that joined. A new incarnation has none of the processes of the one before."""
+    """Fold a node that joined. A new incarnation has no process of the incarnation before."""
     if state.incarnations.get(event.node) not in (None, event.incarnation):
         state = _vacated(state, event.node)
     incarnations = {**state.incarnations, event.node: event.incarnation}
@@ -195,7 +195,10 @@ def _node_joined(state: State, event: NodeJoined) -> State:
 
 
 def _node_adopted(state: State, event: NodeAdopted) -> State:
-    """Fold a node that has another agent. It has the processes of the one before, and gets its commands again."""
+    """Fold a node that has another agent.
+
+    The new agent has the processes of the one before, and gets its commands again.
+    """
     if state.incarnations.get(event.node) != event.predecessor:
         return state
     return replace(state, incarnations={**state.incarnations, event.node: event.incarnation})
@@ -206,7 +209,7 @@ def _with_away(state: State, node: str) -> State:
 
 
 def _node_returned(state: State, event: NodeReturned) -> State:
-    """Fold an isolated node that is used again. A node that has left, or is lost, has to join."""
+    """Fold an isolated node that is used again. A node that has left, or is lost, has to join instead."""
     if event.node in state.away or state.incarnations.get(event.node) != event.incarnation:
         return state
     return replace(state, lost=state.lost - {event.node})
@@ -270,7 +273,7 @@ def _phase_done(state: State, part: Part, phase: Phase, workers: Iterable[str]) 
     if phase is Phase.PREPARE:
         return state.with_part(replace(part, ready=part.ready | set(workers)))
     if phase is Phase.STOP:
-        # From here on, and not from the request: ranks that cannot save their state do not exit.
+        # The workers leave from here on, not from the request on: ranks that cannot save their state do not exit.
         state = state.with_leaving(part.task, add=workers)
     if phase in (Phase.FREE, Phase.RELEASE, Phase.STOP):
         return state.with_occupied(part.task, state.task(part.task).occupied - set(workers))
@@ -280,7 +283,8 @@ def _phase_done(state: State, part: Part, phase: Phase, workers: Iterable[str]) 
 def _to_blame(workers: tuple[str, ...], reply: Reply | None) -> tuple[str, ...]:
     """Return those of a failed command's workers that are to blame.
 
-    A reply lists the workers that are not to blame: possibly all, if they lost a peer. Without such a list all are.
+    A reply lists the workers that are not to blame: possibly all, if they lost a peer. Without such a list all workers
+    are to blame.
     """
     if reply is None or not reply.workers:
         return workers

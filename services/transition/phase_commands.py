@@ -107,7 +107,7 @@ def _drain(state: State, part: Part, phase: Phase) -> list[Send]:
 
 
 def _stop(state: State, part: Part, phase: Phase) -> list[Send]:
-    # A pause makes room for other tasks in any case: it cannot be refused.
+    # A pause makes room for other tasks in any case, so it cannot be refused.
     lose = state.task(part.task).may_lose or part.change.action == "pause"
     return _per_node(
         state, part, phase, to_stop(part), lambda base, mine: StopTask(**base, workers=mine, lose_steps=lose)
@@ -140,7 +140,7 @@ def _configure(state: State, part: Part, phase: Phase) -> list[Send]:
     if run is None or not run.replies or stage is None:
         return []
     store, task = run.replies[-1], state.task(part.task)
-    # Checked once, and not for each node: it names all members.
+    # One node checks, not each, since the check names all members.
     alike = ConfigureTask(
         command_id=part.plan,
         plan=part.plan,
@@ -151,7 +151,7 @@ def _configure(state: State, part: Part, phase: Phase) -> list[Send]:
         store_port=store.port,
         fault_step=task.step,
         resumes=task.resumes,
-        # Live members know it themselves.
+        # Live members know their identity themselves.
         identity=dict(task.identity) if all(member.source != "live" for member in stage.members) else {},
     )
 

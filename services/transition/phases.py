@@ -122,7 +122,7 @@ def to_stop(part: Part) -> list[str]:
 def to_release(state: State, part: Part) -> list[str]:
     """Return the workers whose processes end before the target stage, sorted.
 
-    Beside the workers that the plan releases these are workers with a process of the task that no stage needs, for
+    Beside the workers that the plan releases, these include workers with a process of the task that no stage needs, for
     example one that a superseded plan has started. Such a process would otherwise occupy its worker for ever.
     """
     change = part.change
@@ -164,13 +164,13 @@ def preparing(part: Part) -> frozenset[str]:
 
 
 def is_held_back(part: Part, at: datetime) -> bool:
-    """Return whether the part is not to start processes, or to retry, yet: the same has failed again."""
+    """Return whether the part has to wait before it starts processes or retries, since the same failure came again."""
     until = part.change.not_before
     return until is not None and at < until and TimerName.BACK_OFF not in part.fired
 
 
 def holds_stages_back(part: Part, at: datetime) -> bool:
-    """Return whether no stage may begin yet. A part that starts processes has its survivors go on meanwhile."""
+    """Return whether no stage may begin yet. The survivors of a part that starts processes go on meanwhile."""
     return not part.change.prepare and is_held_back(part, at)
 
 

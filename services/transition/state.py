@@ -27,7 +27,7 @@ class Phase(StrEnum):
 
     HOLD = "hold"
     FREE = "free"
-    """Failed workers are released."""
+    """Release the failed workers."""
     PREPARE = "prepare"
     STORE_INTERRUPTED = "store-interrupted"
     CONFIGURE_INTERRUPTED = "configure-interrupted"
@@ -54,8 +54,8 @@ class TransitionLimits:
 
     ``command_s``: for a reply that waits for no training step. ``resume_s``: for a reply that waits for one.
     ``grace_s``: how long a failure that the detector learns of by itself waits for the plan that answers it, and how
-    long the end of a pause waits for the event that says where the state was saved, if not all have answered that they
-    have saved it; else that is ``resume_s``.
+    long the end of a pause waits for the event that says where the state was saved. That wait is ``resume_s`` if all
+    have answered that they have saved it.
     """
 
     command_s: float = 60.0
@@ -91,7 +91,8 @@ class TimerName(StrEnum):
     SAVE = "save"
     WAIT = "wait"
     BACK_OFF = "back-off"
-    """Until ``not_before`` of the change: no process is started, or nothing retried. A user may end it sooner."""
+    """Time until ``not_before`` of the change: no process is started before, or nothing retried. A user may end it
+    sooner."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ RETRY_S = 0.1
 """Longest pause before a hello is repeated the first time: short beside the start of an agent, which takes seconds."""
 
 LONGEST_RETRY_S = 2.0
-"""Longest pause: thousands of agents that start at once must leave the detector time for what it answers them. The
-upper limit doubles from ``RETRY_S`` on, and each pause is drawn between zero and the limit, so that agents do not ask
-in step."""
+"""Longest pause between two hellos: thousands of agents that start at once must leave the detector time to answer them.
+The upper limit doubles from ``RETRY_S`` on, and each pause is drawn between zero and the limit, so that agents do not
+ask in step."""
 
 _REFUSALS: dict[str, type[UnicronError]] = {one.code: one for one in (NameInUse, Undecodable, UnreachableAddress)}
 
@@ -51,9 +51,9 @@ class Admission:
         Raises:
             NameInUse: a living agent has the name.
             UnreachableAddress: this node and another one could not reach each other.
-            Conflict: refused for a reason that this version does not know.
+            Conflict: the detector refuses for a reason that this version does not know.
         """
-        # Served first: from the admission on, the detector asks here before it gives the name to another agent.
+        # Serve first: from the admission on, the detector asks here before it gives the name to another agent.
         own = self._hello.node, self._hello.incarnation
         await self._bus.serve(ALIVE, self._alive, *own)
         await self._bus.subscribe(REVOKED, self._take_revocation, *own)
@@ -82,7 +82,7 @@ class Admission:
         return answer
 
     async def _alive(self, _: None) -> None:
-        """Answer, which shows that this agent lives."""
+        """Answer the detector, which shows that this agent lives."""
 
     async def _take_revocation(self, revocation: Revocation) -> None:
         if not self._revoked.done():

@@ -21,8 +21,8 @@ RETRY_PAUSE_S = 0.1
 """Pause before an announcement is repeated: the detector does not answer, or tasks are still there."""
 
 SAVE_FACTOR = 2.0
-"""Time of a whole drain, as a multiple of the time that tasks have to move away: what cannot move has as long again to
-save its state."""
+"""Time of a whole drain, as a multiple of the time that tasks have to move away. A task that cannot move has as much
+time again to save its state."""
 
 
 class Leaving:
@@ -30,7 +30,7 @@ class Leaving:
 
     Args:
         bus: the connection to send on.
-        signals: sent first, since signals of a node that has left are dropped.
+        signals: the queue of signals, which is sent first, since signals of a node that has left are dropped.
         node: the node's name.
         incarnation: of the agent.
     """
@@ -54,7 +54,8 @@ class Leaving:
 
         Args:
             reason: in words, for people.
-            drain_s: how long tasks may take to move away. What is left then saves its state, for which it has as long.
+            drain_s: how long tasks may take to move away. A task that is still there then has as much time again to
+                save its state.
         """
         logger.info("draining: %s; tasks have %g s to move away, and as long to save what cannot", reason, drain_s)
         try:

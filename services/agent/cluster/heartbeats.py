@@ -94,7 +94,7 @@ class Heartbeats:
             now_s = self._clock.seconds()
             if (late_s := now_s - last_s - interval_s) > PAUSE_S:
                 self._node.paused(late_s)
-                await asyncio.sleep(0)  # messages that ranks sent meanwhile are read first
+                await asyncio.sleep(0)  # messages that ranks sent meanwhile are read before
             last_s = now_s
             with contextlib.suppress(Unavailable):
                 await self._publish()
@@ -107,7 +107,7 @@ class Heartbeats:
         workers = self._workers()
         self._published = occupation(workers)
         for process in self._node.processes():
-            process.gaps_s.clear()  # each gap is reported once
+            process.gaps_s.clear()  # each gap is reported once only
         self.sequence += 1
         heartbeat = Heartbeat(
             node=self._node.name,
@@ -146,7 +146,7 @@ class Heartbeats:
 
 
 def _children_cpu_s(process: Process, now_s: float) -> float:
-    """Return the processor time of a process's children, once it has made no progress for a while."""
+    """Return the processor time of a process's children, if the process has made no progress for a while."""
     since_s = process.progress_at_s
     return children_cpu_s(process.pid or 0) if since_s is not None and now_s - since_s > CHILDREN_AFTER_S else 0.0
 

@@ -1,4 +1,4 @@
-"""The agent's side of probes (``messages/probes.py``): it answers those of others, and probes nodes on request."""
+"""The agent's side of probes (``messages/probes.py``): it answers the probes of others, and probes nodes on request."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ProbeServer:
             writer.close()
 
     def _refuse(self, _: object) -> ProbeReply:
-        """Answer an unreadable request with no outcome: nothing is known."""
+        """Answer an unreadable request without an outcome, since nothing is known."""
         return ProbeReply(node=self._node, outcomes={})
 
     async def _probe(self, request: ProbeRequest) -> ProbeReply:

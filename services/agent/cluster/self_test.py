@@ -45,11 +45,11 @@ CHECK_TIMEOUT_S = 25.0
 has not imported torch."""
 
 MEMORY_BYTES = 256 << 20
-"""Memory that is tested where no task is: a part of it, in which a failing module of memory shows by chance only. More
+"""Memory that is tested where no task is. It is a part of all, so a failing module shows only by chance; to test more
 would take longer than operators and tasks wait."""
 
 BUSY_MEMORY_BYTES = 16 << 20
-"""The memory that the test takes beside processes of tasks, which may need the rest."""
+"""Memory that the test takes beside processes of tasks, which may need the rest."""
 
 Check = Callable[[SelfTest], Awaitable[list[CheckResult]]]
 """Does one check, or several of one kind; returns what they found."""
@@ -68,7 +68,7 @@ class SelfTests:
         devices: returns which device cannot be used; empty: all can.
 
     Attributes:
-        checks: name -> check, in the order in which they are done. Others may be added.
+        checks: name -> check, in the order in which they are done. More checks may be added.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ class FileServer:
         run_dir: the run directory.
         users: of the tasks.
         secrets: of the tasks.
-        interpreters: of the node; None: those of one whose operator has listed none.
+        interpreters: the node's Pythons; None: those of a node whose operator has listed none.
     """
 
     def __init__(

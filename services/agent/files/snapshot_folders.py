@@ -1,9 +1,9 @@
 """The node's folder in shared memory, in which its ranks keep the snapshots of their tasks (``unicron.snapshot``).
 
 Ranks write the folder and may die at any moment; their successors go on from the snapshots. So the agent alone makes
-and deletes folders: a task's when what it has is saved elsewhere, or when the detector says that the task is over; all
-when the node leaves. The detector knows from heartbeats which folders have no process (``kept_copies.py`` there). An
-agent that is started again finds the folder of its predecessor.
+and deletes folders: a task's folder when the task's state is saved elsewhere, or when the detector says that the task
+is over; all folders when the node leaves. The detector knows from heartbeats which folders have no process
+(``kept_copies.py`` there). An agent that is started again finds the folder of its predecessor.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SnapshotFolders:
     def __init__(self, folder: Path, users: RankUsers) -> None:
         self.folder, self._users = folder, users
         self.kept: dict[str, int] = {}
-        """Task -> bytes of its snapshots, of tasks without a process here, at the newest look."""
+        """Task -> bytes of its snapshots at the newest look, for each task without a process here."""
 
     def of_task(self, task: str) -> Path:
         """Return the folder of a task."""
@@ -82,7 +82,7 @@ class SnapshotFolders:
         """Delete the snapshots of a task."""
         folder = self.of_task(task)
         if self._users.separate:
-            # The agent may have no right to others' files; what is in a folder of its own it may delete.
+            # The agent may have no right to others' files; it may delete whatever is in a folder of its own.
             with contextlib.suppress(OSError):
                 os.chown(folder, os.geteuid(), os.getegid(), follow_symlinks=False)
         shutil.rmtree(folder, ignore_errors=True)
@@ -110,7 +110,7 @@ class SnapshotFolders:
 
 
 def _size_bytes(folder: Path) -> int:
-    """Return how large the files of a folder are together; what is deleted meanwhile does not count."""
+    """Return the bytes of all files of a folder; a file that is deleted meanwhile does not count."""
     size_bytes = 0
     with contextlib.suppress(OSError):
         for path in folder.iterdir():

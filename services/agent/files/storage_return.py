@@ -2,8 +2,8 @@
 
 Nothing but a try tells whether a whole result can be written, and a try takes workers from others. So the task has the
 next one after minutes (``detector.progress.unwritten_results``), or as soon as this node finds that folders of the task
-take a small file which did not before. Folders that take one from the beginning say nothing of what is wrong: the wait
-is left to its time then, as it is to an agent's successor.
+take a small file which did not before. If the folders take a file from the beginning, they do not show what is wrong,
+and the task waits for its next try. So it does when the agent has a successor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOOK_S = 10.0
 """Pause between two looks. Chosen: within seconds of the return, and next to nothing beside what training writes."""
 
 LONGEST_S = 600.0
-"""For how long a node looks: by then the task has another try anyhow."""
+"""How long a node looks: by then the task has another try anyhow."""
 
 ROOM_BYTES = 1 << 20
 """Free bytes below which a file system counts as full. A file of the agent, which may be root, can fit into the reserve
@@ -44,8 +44,8 @@ class StorageReturns:
 
         Args:
             process: has reported that the task's workers may be lent; it may end meanwhile.
-            folders: local ones of which one at least could not be written to; they need not exist.
-            returned: called if that was so for this agent as well, and is over.
+            folders: local folders, at least one of which could not be written to; they need not exist.
+            returned: called if this agent could not write to them either, and now can.
         """
         if not folders or process.id in self._watched:
             return

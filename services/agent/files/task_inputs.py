@@ -56,8 +56,8 @@ except (SyntaxError, ValueError) as err:  # ValueError: null bytes, before Pytho
 except (OSError, RecursionError, MemoryError):
     pass  # the ranks report it
 """
-"""The program that compiles a script, and does not run it. A process of its own: compiling holds the interpreter's
-lock, and a script can be made to exhaust its stack."""
+"""The program that compiles a script and does not run it. It is a process of its own, since compiling holds the
+interpreter's lock, and a script can be made to exhaust its stack."""
 
 _PROBLEMS = TypeAdapter(list[InputProblem])
 
@@ -67,7 +67,7 @@ _ALLOWED_DATA = "a text file, or the prefix of an indexed dataset"
 def file_problems(request: CheckInputs) -> list[InputProblem]:
     """Return why ``data`` and ``script`` cannot be used, as far as files show it. Blocks while it reads."""
     if outside := [*_outside(request)]:
-        return outside  # and nothing of what the files contain
+        return outside  # the message says nothing of what the files contain
     problems: list[InputProblem] = []
     for field, find in (("data", _data_problems), ("script", _script_problems)):
         try:
@@ -83,7 +83,7 @@ async def file_problems_of(uid: int, request: CheckInputs) -> list[InputProblem]
     Raises:
         Unavailable: no process could be run as that user.
     """
-    # The modules of this program, and nothing that the agent's environment may have besides.
+    # The process gets the modules of this program, and nothing else that the agent's environment may have.
     environment = {name: os.environ[name] for name in ("PYTHONPATH", "PATH") if name in os.environ}
     program = ("-P", "-m", "services.agent.files.task_inputs")
     out = await _run(program, uid=uid, given=request.model_dump_json().encode(), environment=environment)
@@ -138,7 +138,7 @@ def _outside(request: CheckInputs) -> Iterator[InputProblem]:
 
 
 def _real(path: str) -> list[Path]:
-    """Return the files that a path stands for, without links."""
+    """Return the files that a path stands for, once links are followed."""
     try:
         return [Path(f"{path.removesuffix(end)}{end}").resolve() for end in ("", ".idx", ".bin")] + [
             Path(path).resolve()
@@ -205,7 +205,7 @@ def _script_problems(request: CheckInputs) -> Iterator[InputProblem]:
 
 
 def _open(*paths: Path) -> None:
-    """Open files, which raises where they may not be read."""
+    """Open files, which raises an error if they may not be read."""
     for path in paths:
         path.open("rb").close()
 

@@ -22,7 +22,8 @@ class TaskSecrets:
     """Reads secrets.
 
     Args:
-        directories: below which they have to be, wherever links lead; None: any file that the agent can read.
+        directories: folders below which secrets have to be, wherever links lead; None: any file that the agent can read
+            may be one.
     """
 
     def __init__(self, directories: Sequence[Path] | None = None) -> None:
@@ -42,7 +43,7 @@ class TaskSecrets:
         """Return the values by the names of their variables. Blocks while it reads.
 
         Raises:
-            Unavailable: one cannot be used; with its name and place.
+            Unavailable: a secret cannot be used; the error has its name and place.
         """
         values = {}
         for name, place in places.items():

@@ -95,7 +95,7 @@ def route(ip: str) -> str:
     """Return the address of this machine from which the kernel would send to ``ip``; empty if there is no way."""
     with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((ip, _DISCARD_PORT))  # of a datagram socket: chooses the address, and sends nothing
+            probe.connect((ip, _DISCARD_PORT))  # a datagram socket chooses the address, and sends nothing
         except OSError:
             return ""
         return plain(str(probe.getsockname()[0]))

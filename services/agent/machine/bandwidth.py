@@ -24,7 +24,7 @@ TRANSFER_S = 2.0
 """Longest time for one direction; what has arrived by then gives the rate."""
 
 REQUEST_S = 2.0
-"""How long an agent waits for a request after its line. Whoever only probes closes the connection at once."""
+"""How long an agent waits for a request after its line. An agent that only probes closes the connection at once."""
 
 CHUNK_BYTES = 256 << 10
 """Bytes that are written or read at once: the agent's other work goes on between two of them."""
@@ -63,7 +63,7 @@ class BandwidthServer:
 async def measure(peers: Mapping[str, ProbeTarget]) -> dict[str, float]:
     """Return node -> the lower of the rates to and from it, in bytes per second, one peer after the other.
 
-    A peer that is not reached has the rate 0. Left out is one whose agent is of an older version, or busy.
+    A peer that is not reached has the rate 0. A peer whose agent is of an older version or busy is left out.
     """
     rates: dict[str, float] = {}
     for name, target in peers.items():
@@ -77,7 +77,7 @@ async def measure(peers: Mapping[str, ProbeTarget]) -> dict[str, float]:
 
 
 def typical(rates: Mapping[str, float]) -> float:
-    """Return the rate that stands for all: of the middle peer, of two the better one, which has no fault of its own."""
+    """Return the rate that stands for all: the middle one, or of two the better, which no fault of its peer lowers."""
     return statistics.median_high(rates.values())
 
 
@@ -115,7 +115,7 @@ async def _send(writer: asyncio.StreamWriter) -> None:
 
 
 async def _receive(reader: asyncio.StreamReader) -> tuple[int, float]:
-    """Take bytes until all have come or the time is up; return how many, and in how many seconds.
+    """Take bytes until all have come or the time is up; return how many came, and in how many seconds.
 
     Raises:
         asyncio.IncompleteReadError: the peer has closed the connection before the first one.

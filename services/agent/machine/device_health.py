@@ -1,6 +1,7 @@
 """What readings of a device say: faults, and what is unusual and breaks nothing. Pure; time comes in.
 
-Xid codes are faults by themselves; here are those that no Xid names (``shared.events.device_faults.CONDITIONS``).
+Xid codes are faults by themselves; this module has the faults that no Xid names
+(``shared.events.device_faults.CONDITIONS``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shared.events.device_faults import (
 )
 
 ECC_SETTLE_S = 4.0
-"""For how long an Xid is waited for that says whether an uncorrectable memory error was contained. Xid and counter come
+"""How long to wait for the Xid that says whether an uncorrectable memory error was contained. Xid and counter come
 within the same second; with ``device_watch.READ_INTERVAL_S`` the next reading decides."""
 
 RECOVERY_FAULTS = {1: RESET_REQUIRED, 2: REBOOT_REQUIRED, 3: DRAIN_PEERS, 6: RESET_REQUIRED, 7: REBOOT_REQUIRED}
@@ -36,8 +37,8 @@ CLOCKS_NOTES = {
     0x40: "slowed down by the hardware: too hot",
     0x80: "slowed down by the hardware: power brake",
 }
-"""Bit of ``nvmlClocksEventReason...`` -> note. Left out is what belongs to ordinary work: an idle device, the power
-limit that training runs into all the time, clocks that somebody has set."""
+"""Bit of ``nvmlClocksEventReason...`` -> note. Reasons of ordinary work are left out: an idle device, the power limit
+that training runs into all the time, clocks that somebody has set."""
 
 
 @dataclass(slots=True)
@@ -45,7 +46,7 @@ class DeviceHealth:
     """What is known of one device.
 
     Attributes:
-        reading: the newest.
+        reading: the newest reading.
         standing: faults that the newest reading shows; each is new once.
     """
 

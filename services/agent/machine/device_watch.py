@@ -32,17 +32,17 @@ device that is gone without an Xid) lasts, and nobody acts on it within seconds.
 the driver for each device."""
 
 WAIT_MS = 250
-"""For how long the thread waits for an event at most before it looks whether it is to end. An event ends the wait."""
+"""The longest wait of the thread for an event before it looks whether it is to end. An event ends the wait."""
 
 REPEAT_S = 1.0
 """A fault that comes again on the same device within this time is counted, and not signalled: a faulty kernel makes
 thousands of Xids a second, which would keep back the agent's other signals."""
 
 BUSY_PERCENT = 50
-"""Part of the time in which a kernel runs from which a device counts as at work."""
+"""Part of the time in which a kernel has to run for a device to count as at work."""
 
 STOP_S = 5.0
-"""How long the end of the thread is waited for; a call of a driver that hangs is left alone."""
+"""How long the agent waits for the end of the thread; a call of a driver that hangs is left alone."""
 
 
 class DeviceWatch:
@@ -77,7 +77,7 @@ class DeviceWatch:
         self.devices: list[Device] = []
         self.health: dict[int, DeviceHealth] = {}
         self.faults: Counter[tuple[int, str]] = Counter()
-        """(device, fault) -> how often it has come."""
+        """(device, fault) -> how often the fault has come."""
         self._signalled_at_s: dict[tuple[int, str], float] = {}
         self._signals = 0
         self._unpublished = False
@@ -193,7 +193,7 @@ class DeviceWatch:
         return driver.listen(self.devices), [(device.index, driver.read(device)) for device in self.devices]
 
     def _watch(self, driver: Driver, reporting: bool) -> None:
-        """Wait for events, and read counters when they are due, until the end."""
+        """Wait for events, and read counters when a reading is due, until the end."""
         read_at_s, listened_at_s = self._clock.seconds(), -self._read_interval_s
         while not self._stopping.is_set():
             happened = False
@@ -229,7 +229,7 @@ class DeviceWatch:
         return True
 
     def _hand_over(self, take: Callable[..., None], *arguments: object) -> None:
-        """Have the event loop take something; one that has ended takes nothing any more."""
+        """Have the event loop take something; an event loop that has ended takes nothing any more."""
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(take, *arguments)

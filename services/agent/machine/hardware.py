@@ -48,8 +48,8 @@ NO_DEVICES: Mapping[str, str] = {VISIBLE_VARIABLE: ""}
 """The environment of a process that is to see no device."""
 
 _ENTRY = re.compile(r"\d+|(GPU|MIG)-.+")
-"""What can be a device: an index, or the beginning of a UUID. Other text, as Slurm's ``NoDevFiles`` of a job without a
-device, is none."""
+"""What can be a device: an index, or the beginning of a UUID. Other text, such as Slurm's ``NoDevFiles`` for a job
+without a device, is none."""
 
 
 def profile_of(device: str | None) -> str:
@@ -65,9 +65,9 @@ def profile_of(device: str | None) -> str:
 class Devices(NamedTuple):
     """The devices that a process may use, in CUDA's order: the k-th is that of worker ``k``.
 
-    ``entries``: each as ``CUDA_VISIBLE_DEVICES`` lists it. ``names``: NVML's, empty of a device that the driver has
-    lost. ``driver``: its version. ``problem``: why the driver cannot be asked, or which device it has lost; empty also
-    where there is no driver.
+    ``entries``: each as ``CUDA_VISIBLE_DEVICES`` lists it. ``names``: NVML's names; empty for a device that the driver
+    has lost. ``driver``: its version. ``problem``: why the driver cannot be asked, or which device it has lost; empty
+    also where there is no driver.
     """
 
     entries: tuple[str, ...] = ()
@@ -151,7 +151,7 @@ def device_count(visible: str | None, setting: str = "") -> int:
 class NodeHardware:
     """What the workers of a node are.
 
-    ``kind``: of all of them. ``workers``: their names. ``entries``: the devices of the node, as
+    ``kind``: the kind of all workers. ``workers``: their names. ``entries``: the devices of the node, as
     ``CUDA_VISIBLE_DEVICES`` lists them: at least one for each worker, or none at all.
     """
 
@@ -168,7 +168,7 @@ class NodeHardware:
         """Return the environment that shows a worker's process its own device alone, or none."""
         if not self.entries:
             return dict(NO_DEVICES)
-        # A node whose administrator has set another order lists its devices in that.
+        # If the node's administrator has set another order, the node lists its devices in that order.
         return {VISIBLE_VARIABLE: self.shown[worker], ORDER_VARIABLE: os.environ.get(ORDER_VARIABLE, NVML_ORDER)}
 
 

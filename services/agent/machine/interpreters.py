@@ -25,7 +25,7 @@ PACKAGES = ("unicron", "torch", "megatron-core")
 """Distributions whose versions are asked for."""
 
 NEEDED = ("torch", "fsspec", "safetensors", "xxhash")
-"""Modules that a rank cannot do without."""
+"""Modules without which a rank cannot run."""
 
 _PROBE = f"""
 import importlib.metadata, importlib.util, json, platform, sys
@@ -97,7 +97,7 @@ async def probe(python: str, uid: int | None = None) -> dict[str, Any]:
         uid: the user who asks; None: this process's own.
 
     Raises:
-        Unavailable: it is none, or has no library with which this agent can work.
+        Unavailable: the file is no Python, or has no library with which this agent can work.
     """
     try:
         process = await asyncio.create_subprocess_exec(

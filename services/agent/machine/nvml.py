@@ -1,7 +1,7 @@
 """NVML, the library of NVIDIA's driver: the only module that asks it.
 
-``hardware.py`` needs the names of the devices, ``device_watch.py`` their events and counters. What a driver is too old
-for, or a device does not have, is None. No function here changes anything on a device.
+``hardware.py`` needs the names of the devices, ``device_watch.py`` their events and counters. An answer that a driver
+is too old for, or that a device does not have, is None. No function here changes anything on a device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 try:
     import pynvml
-except ImportError:  # of the extra `agent`; a node without devices need not have it
+except ImportError:  # the extra `agent` installs it; a node without devices need not have it
     pynvml = None
 
 NO_INSTANCE = 0xFFFFFFFF
@@ -48,9 +48,9 @@ class Reading:
     Attributes:
         lost: whether it says that the device is lost (``NVML_ERROR_GPU_IS_LOST``).
         reset_required: whether it says that the device needs a reset (``NVML_ERROR_RESET_REQUIRED``).
-        temperature_c: of the chip, degrees Celsius.
-        utilisation_percent: of the last second or less, in which a kernel ran on the device.
-        memory_used_bytes: of all processes, and of the driver itself.
+        temperature_c: the chip's temperature, degrees Celsius.
+        utilisation_percent: the part of the last second or less in which a kernel ran on the device.
+        memory_used_bytes: what all processes and the driver itself use.
         slowdown_c: at which the hardware slows the device down, degrees Celsius.
         clocks_reasons: why the clocks are reduced: bits ``nvmlClocksEventReason...``.
         ecc_uncorrectable: uncorrectable memory errors since the driver was loaded.
@@ -234,7 +234,7 @@ def _address(handle: Any) -> int | None:
 
 
 def _answer(ask: Callable[..., Any], *arguments: Any) -> Any:
-    """Return NVML's answer; None where it has none, or the driver does not know the question."""
+    """Return NVML's answer; None if it has none, or the driver does not know the question."""
     try:
         return ask(*arguments)
     except pynvml.NVMLError:
@@ -250,7 +250,7 @@ def _answer_of_device(ask: Callable[[Any], dict[str, int]], handle: Any) -> dict
     """Return an answer about a device; None if there is none.
 
     Raises:
-        pynvml.NVMLError: the device is lost, or needs a reset: then it answers nothing else.
+        pynvml.NVMLError: the device is lost or needs a reset; it then answers nothing else.
     """
     try:
         return ask(handle)
@@ -330,4 +330,4 @@ _QUESTIONS: tuple[Callable[[Any], dict[str, int]], ...] = (
     _remapped,
     _fields,
 )
-"""The questions of a reading. Each is a call of the driver, of less than a millisecond."""
+"""The questions of a reading. Each is a call of the driver, which takes less than a millisecond."""

@@ -1,8 +1,8 @@
 """Whether the kernel has just ended processes of this node's control group because memory was used up.
 
-The kernel ends a process for memory by SIGKILL, which tells nothing of who sent it. But it counts such ends for each
-control group (``oom_kill`` in ``memory.oom_control`` of version 1 and in ``memory.events`` of version
-2; Linux, Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst). Ranks are in the agent's group.
+The kernel ends a process for memory by SIGKILL, which does not tell who sent it. But the kernel counts such ends for
+each control group (``oom_kill`` in ``memory.oom_control`` of version 1 and in ``memory.events`` of version 2; Linux,
+Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst). Ranks are in the agent's group.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def counter_of(membership: str, root: Path = Path("/sys/fs/cgroup")) -> Path | N
 
     Args:
         membership: ``/proc/<pid>/cgroup`` of the process.
-        root: where the hierarchies are mounted. In a container it may show the container's own group alone, whatever
-            path ``membership`` has.
+        root: where the hierarchies are mounted. In a container the hierarchy may show the container's own group alone,
+            whatever path ``membership`` has.
     """
     lines = [line.split(":", 2) for line in membership.splitlines() if line.count(":") >= 2]
     by_version = {

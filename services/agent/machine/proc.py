@@ -23,7 +23,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class Usage(NamedTuple):
     """What a process does: the kernel's letter for its state, and the processor time that it has used, in seconds.
 
-    The time is that of all its threads, and of the children that have ended and that it has waited for.
+    The time is that of all threads of the process, and of the ended children that it has waited for.
     """
 
     state: str
@@ -53,8 +53,8 @@ def process_state(pid: int) -> str | None:
 def children_cpu_s(pid: int) -> float:
     """Return the processor time that the living descendants of a process have used, in seconds.
 
-    A compiler that a rank has started, for instance, while the rank itself sleeps. 0 where the kernel does not list
-    children (CONFIG_PROC_CHILDREN).
+    A compiler that a rank has started, for instance, computes while the rank itself sleeps. 0 where the kernel does not
+    list children (CONFIG_PROC_CHILDREN).
     """
     seconds, left, seen = 0.0, [pid], {pid}
     while left:
@@ -72,7 +72,7 @@ def _children(pid: int) -> list[int]:
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             found += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
-    except (OSError, ValueError):  # it has ended meanwhile, or the list was longer than what was read
+    except (OSError, ValueError):  # the process has ended meanwhile, or the list was longer than what was read
         return found
     return found
 
@@ -142,7 +142,7 @@ def handles(pid: int, number: signal.Signals) -> bool:
 
 
 def waits_in(pid: int) -> str:
-    """Return the function of the kernel in which a process waits; empty if it does not, or the kernel hides it."""
+    """Return the function of the kernel in which a process waits; empty if it does not wait, or the kernel hides it."""
     try:
         name = Path(f"/proc/{pid}/wchan").read_text()
     except OSError:

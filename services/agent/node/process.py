@@ -19,8 +19,8 @@ _TIMED = frozenset({"begun", "compute", "reduce", "update", "ended"})
 """Phases whose gaps are reported: those within a step, and between two. Other phases may take any time."""
 
 BUSY = 0.5
-"""Part of a processor from which a process counts as at work: one thread that computes uses a whole one, also where it
-gets half of it; one that waits, with its helpers, uses a few percent."""
+"""Part of a processor from which a process counts as at work. A thread that computes uses a whole processor, or half of
+one if it shares it; a thread that waits, with its helpers, uses a few percent."""
 
 CHILDREN_AFTER_S = 1.0
 """Time without progress after which the processor time of a process's children is asked for: to list them takes a read
@@ -51,7 +51,7 @@ class Process:
         resting: the process has answered a hold or a drain, and waits for ``Configure``.
         ending: the process was asked to end, so its end is no error.
         finished: the process has done the task's last step, and its script has ended.
-        result: what it reported behind the last step, while its script goes on.
+        result: what the process reported behind the last step, while its script goes on.
         rank: its rank in the present generation.
         step: updates applied.
         phase: the phase of its newest ``Progress``, one of ``protocol.PHASES``.
@@ -171,7 +171,7 @@ class Process:
     def has_saved(self) -> bool:
         """Whether the task's state is durable: its result, or the checkpoint of a stop, is written.
 
-        A rank that has stopped without one may have left all that there is in its copies in memory.
+        A rank that has stopped without a checkpoint may have left all of its state in its copies in memory.
         """
         return self.finished or (self.stopped is not None and bool(self.stopped.path))
 

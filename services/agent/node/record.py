@@ -33,8 +33,8 @@ class StoreRecord(Message):
 class NodeRecord(Message):
     """The state of a node.
 
-    ``sequence``: one higher with every record. ``signals``: those without an answer, in order. ``replies``: to the
-    newest commands, in order.
+    ``sequence``: one higher with every record. ``signals``: the signals without an answer, in order. ``replies``: the
+    replies to the newest commands, in order.
     """
 
     sequence: int = 0
@@ -61,7 +61,7 @@ class RecordFile:
 
     @classmethod
     def create(cls) -> RecordFile:
-        """Return an empty one."""
+        """Return an empty record."""
         first, second = (os.memfd_create(f"unicron-record-{number}", os.MFD_CLOEXEC) for number in range(2))
         return cls((first, second))
 

@@ -65,7 +65,7 @@ class Node:
     slots: dict[str, Process | None]
     fences: dict[str, Fence] = field(default_factory=dict)
     ended: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(ENDS, 0)))
-    """How rank processes have ended -> how many, for metrics; one of ``ENDS``."""
+    """How rank processes have ended -> how many have ended so, for metrics; the keys are ``ENDS``."""
     _processes: int = 0
     _signals: int = 0
 
@@ -91,7 +91,7 @@ class Node:
             name: of the node.
             incarnation: of the agent.
             workers: how many slots the node has.
-            processes: have yet to attach to this agent.
+            processes: the predecessor's, which have yet to attach to this agent.
             fences: of the tasks.
             at_s: the time on the agent's monotonic clock. What ranks did while there was no agent is not known, so
                 their silence counts from here.
@@ -215,7 +215,7 @@ class Node:
         match message:
             case messages.Progress():
                 self._progress(process, message, at_s, schedule)
-            # An answer that a rank repeats may be older than the last Configure.
+            # An answer that a rank repeats may be older than its last Configure.
             case messages.Held(step=step) | messages.Drained(step=step) if message.generation >= process.generation:
                 process.resting, process.step, process.held_at_s = True, step, None
                 process.phase, process.progress_at_s = "waiting", at_s
@@ -229,7 +229,7 @@ class Node:
             case messages.Identified() | messages.Checkpointed() | messages.CheckpointFailed() | messages.Copies():
                 return [self._reported(process, message, now)]
             case messages.Stopped():
-                # The signal first: a message that no signal can repeat is none.
+                # The signal comes first: a message that no signal can repeat is none.
                 signals = [self._stopped(process, message, now)] if message.rank == 0 else []
                 process.stopped, process.ending, process.step = message, True, message.step
                 return signals
@@ -259,7 +259,7 @@ class Node:
             about: what else the signal has: ``stack``, ``oom_killed``.
         """
         process.exit_code = exit_code
-        quit_in_tail = process.result is not None and exit_code == 0  # its script has ended the process by itself
+        quit_in_tail = process.result is not None and exit_code == 0  # its script has ended the process
         expected = process.ending or process.finished or quit_in_tail
         self.ended[EXPECTED if expected else UNEXPECTED] += 1
         if self.slots.get(process.worker) is process:
@@ -295,7 +295,7 @@ class Node:
             self._script_progress(process, message)
 
     def _script_progress(self, process: Process, message: messages.Progress) -> None:
-        """Note what a script that restarts whole says of its steps; it says so of some of them."""
+        """Note what a script that restarts whole says of its steps; it reports only some of them."""
         if message.step > process.step and message.duration_s is not None and 0.0 <= message.duration_s <= MAX_SECONDS:
             process.step_s = message.duration_s
             process.steps_timed += 1
@@ -332,7 +332,7 @@ class Node:
         return RankCheckpointFailed(**about, reason=reason, lends=message.lends)
 
     def storage_returned(self, process: Process, now: datetime) -> Signal:
-        """Return the signal that the storage can be written again which a task waits for since this process said so."""
+        """Return the signal that a storage can be written again, for which a task waits since this process said so."""
         return StorageReturned(**self._about(process, now, generation=process.generation, step=process.step))
 
     def _stopped(self, process: Process, message: messages.Stopped, now: datetime) -> Signal:

@@ -15,10 +15,11 @@ from shared.messages.signals import MAX_STEPS, StepReport
 from unicron.protocol.messages import Progress
 
 WINDOW_S = 0.6
-"""How long a step is reported: two intervals of heartbeats (0.25 s by default), and what one of them may be late."""
+"""How long a step is reported: two intervals of heartbeats (0.25 s by default), and the time by which one may be
+late."""
 
 NEWEST = 512
-"""Steps that are remembered within the window, at most: those of 1.2 ms."""
+"""Most steps that are remembered within the window: as many as fit if each takes 1.2 ms."""
 
 
 @dataclass(slots=True)

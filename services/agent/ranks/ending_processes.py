@@ -1,4 +1,4 @@
-"""How rank processes are ended that the node is to have no more."""
+"""The end of rank processes that the node is to have no more."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KILLED = -9
 """Exit code of a rank that ended together with its fork server."""
 
 KILLED_TIMEOUT_S = 1.0
-"""How long the end of a killed rank is waited for whose fork server has ended."""
+"""How long to wait for the end of a killed rank whose fork server has ended."""
 
 
 async def end(

@@ -105,7 +105,7 @@ class ForkServer:
     Args:
         name: of the socket on which it listens, in Linux's abstract namespace.
         log: name of the file with what it prints, for errors.
-        exited: called with the id and the exit status (negative: a signal's number) of each process that ends.
+        exited: called with the id and the exit status of each process that ends (negative: a signal's number).
         stopped: called when a process was stopped by a signal, and when a stopped process goes on.
         lost: called when the fork server ended.
         dropped: counts the messages that cannot be decoded.
@@ -187,7 +187,7 @@ class ForkServer:
         return Forked(answer.pid or 0)
 
     def acknowledge(self, process_id: str) -> None:
-        """Have the end of a process forgotten, which would be repeated to a successor."""
+        """Have the fork server forget the end of a process, which it would repeat to a successor."""
         with contextlib.suppress(Unavailable):
             self._send({"do": "acknowledge", "id": process_id})
 
@@ -278,7 +278,7 @@ class ForkServer:
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
-    """Return the next line; one that is too long is returned as a line that is no event; empty at the end."""
+    """Return the next line; empty at the end. A line that is too long is returned as one that is no event."""
     try:
         return await reader.readline()
     except ValueError:

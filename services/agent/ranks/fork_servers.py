@@ -24,8 +24,8 @@ RETRY_PAUSE_S = 0.5
 imports take."""
 
 TAKE_OVER_S = 1.0
-"""Time for the fork server of another Python to say what it has: milliseconds, unless it still imports, and has
-nothing. The node is not seen before."""
+"""Time for the fork server of another Python to say what it has. It takes milliseconds, unless the fork server still
+imports and has nothing. The node is not seen before the answer."""
 
 
 class Supervision(Protocol):
@@ -38,7 +38,7 @@ class Supervision(Protocol):
         """Return the name of the file with what it prints."""
 
     def ask_for_fork_server(self, python: str) -> None:
-        """Have it started, if none runs. Raises OSError if the supervisor has ended."""
+        """Have the fork server started, if none runs. Raises OSError if the supervisor has ended."""
 
 
 class ForkServers:
@@ -139,7 +139,7 @@ class ForkServers:
             return self._servers[python]
 
     def acknowledge(self, process_id: str) -> None:
-        """Have the end of a process forgotten, which would be repeated to a successor of the agent."""
+        """Have the fork server forget the end of a process, which it would repeat to a successor of the agent."""
         for server in self._servers.values():
             server.acknowledge(process_id)
 

@@ -32,13 +32,13 @@ LOOK_S = 0.25
 hundred megabytes beyond the limit until the next look has freed them."""
 
 MOST_BYTES = 1 << 40
-"""Size from which a file is emptied: ext4 has no files above 16 TiB, and then refuses to write."""
+"""Size from which a file is emptied: ext4 has no files above 16 TiB, and refuses to write beyond that."""
 
 LEFT_OUT = "output_left_out_bytes"
 """Name of the counter of bytes that were freed."""
 
 _BLOCK_BYTES = 4096
-"""Multiple at which the freed part of a file ends: of a part of a block the bytes would only become zeros."""
+"""The freed part of a file ends at a multiple of this: bytes of a part of a block would only become zeros."""
 
 _SECTOR_BYTES = 512
 """Unit of ``st_blocks`` (stat(2))."""
@@ -66,7 +66,7 @@ class OutputLimits:
         self._counters = counters
         self._times = OutputTimes()
         self._begun: frozenset[str] = frozenset()
-        """Ids of the living processes for which older output was deleted."""
+        """Ids of the living processes, for which older output was deleted already."""
 
     async def keep(self, processes: Callable[[], Iterable[Process]]) -> None:
         """Keep the limits until cancelled. ``processes``: returns the living ones."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from shared.machine.output_times import EVERY_S, line_of, note_of, times_path
 
 _LAST_BYTES = 64
-"""What is read of a file's end: more than the longest line has."""
+"""Bytes that are read from a file's end: more than the longest line has."""
 
 
 class OutputTimes:
@@ -19,7 +19,7 @@ class OutputTimes:
 
     def __init__(self) -> None:
         self._noted: dict[Path, tuple[float, int]] = {}
-        """The newest note of each output that grows or may."""
+        """The newest note of each output that grows or may grow."""
 
     def note(self, outputs: Iterable[Path], now_s: float) -> None:
         """Note the sizes that have changed, each at most once in ``EVERY_S``.
@@ -41,7 +41,7 @@ class OutputTimes:
 
 
 def _newest(path: Path) -> tuple[float, int]:
-    """Return the newest note in a file, which an agent before this one may have written; one of no output, if none."""
+    """Return the newest note in a file, which an earlier agent may have written; if there is none, one of no output."""
     with contextlib.suppress(OSError), open(path, "rb", opener=_opener(os.O_RDONLY)) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_BYTES))
         for line in reversed(file.read(_LAST_BYTES).splitlines()):

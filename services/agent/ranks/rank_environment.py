@@ -14,12 +14,12 @@ from shared.tasks.specification import TaskSpec
 from unicron.protocol import environment
 
 RECORDED_COLLECTIVES = "256"
-"""Collectives that torch's flight recorder keeps: hundreds of times what a rank has under way. A report of torch's own
-2,000 takes 30 ms, in which the rank does nothing else; of 256, 3 ms (measured)."""
+"""Number of collectives that torch's flight recorder keeps: hundreds of times what a rank has under way. A report of
+torch's own 2,000 takes 30 ms, in which the rank does nothing else; a report of 256 takes 3 ms (measured)."""
 
 
 class RankEnvironment:
-    """What all ranks of the node have in common.
+    """The variables that all ranks of the node have in common.
 
     Args:
         settings: ``node``, ``domain``, ``orphan_grace_s``, ``mtbf_node_s``.
@@ -59,7 +59,8 @@ class RankEnvironment:
             **self._user(process.task),
             **spec.env,
             **self._secrets.read(spec.secrets),
-            # Behind the task's own variables: all its ranks are to have devices, each one of its own, or none is.
+            # The device's variables come behind the task's own: all its ranks are to have devices, each one of its own,
+            # or none is.
             **self._found.environment(process.worker),
             environment.SOCKET: f"@{self._socket}",
             environment.TASK: process.task,

@@ -141,7 +141,7 @@ class RankServer:
             pass  # the agent stops; asyncio would log a cancelled handler as an error
         finally:
             self._handlers.discard(task)
-            self._connections -= Counter((pid,))  # leaves none of zero
+            self._connections -= Counter((pid,))  # the difference keeps no count of zero
             writer.close()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pid: int, uid: int) -> None:
@@ -194,7 +194,7 @@ class RankServer:
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
-    """Return the next line, empty at the end; in place of one that is too long its end, which is no message."""
+    """Return the next line, empty at the end. Of a line that is too long only its end is returned: no message."""
     too_long = False
     while True:
         try:

@@ -37,7 +37,8 @@ ANSWER_SHARE = 0.5
 within milliseconds, and so does the handler."""
 
 READ_BYTES = 16 * STACK_CHARACTERS
-"""Most that is read of a file of stacks: a process with a hundred threads, of which the current one may come last."""
+"""Most bytes that are read of a file of stacks: a process with a hundred threads, of which the current one may come
+last."""
 
 FATAL = "Fatal Python error: "
 """How the text of a fatal signal begins."""
@@ -45,7 +46,7 @@ FATAL = "Fatal Python error: "
 _CURRENT = "Current thread "
 
 _AFTER = "\nExtension modules: "
-"""What follows the threads of a fatal signal, and is long."""
+"""Text that follows the threads of a fatal signal, and is long."""
 
 
 class Stacks:
@@ -81,7 +82,7 @@ class Stacks:
             return StacksReply(node=self._node.name, workers=await self._reports(request))
 
     def receive(self, process: Process, message: messages.Groups) -> None:
-        """Take what a rank says of its collectives; what is not asked for any more is dropped."""
+        """Take what a rank says of its collectives; drop an answer for which nobody asks any more."""
         asked = self._asked.pop((process.id, message.request), None)
         if asked is not None and not asked.done():
             asked.set_result(message)
@@ -192,5 +193,5 @@ def of_fatal_signal(text: str) -> str:
 
 def _ordered(text: str) -> str:
     blocks = [block.strip("\n") for block in text.split("\n\n") if block.strip()]
-    blocks.sort(key=lambda block: not block.startswith(_CURRENT))  # stable: the others keep their order
+    blocks.sort(key=lambda block: not block.startswith(_CURRENT))  # a stable sort: the others keep their order
     return "\n\n".join(blocks)[:STACK_CHARACTERS]

@@ -33,7 +33,7 @@ class _Opening:
 
 @dataclass(frozen=True, slots=True)
 class _Store:
-    """A store that runs. ``id``: the fork server's name of the process; ``python``: that of the fork server."""
+    """A store that runs. ``id``: the fork server's name of the process; ``python``: the Python of the fork server."""
 
     id: str
     python: str
@@ -56,7 +56,7 @@ class Stores:
     ) -> None:
         self._host, self._ip, self._files, self._users, self._server = host, ip, files, users, server
         self._running: dict[tuple[str, int], _Store] = {}
-        """By task and generation."""
+        """Running stores by task and generation."""
         self._openings: set[_Opening] = set()
 
     def __len__(self) -> int:

@@ -18,11 +18,11 @@ class Found:
     """What has become of the processes.
 
     Attributes:
-        running: those of the record that live, each with its pid.
-        stores: the same of rendezvous stores.
+        running: processes of the record that live, each with its pid.
+        stores: the same for rendezvous stores.
         never_forked: processes of the record that the fork server was never asked for.
         gone: processes of the record that ended with an earlier fork server.
-        unwanted: process id -> pid of those that live and are in no record: the request for them has no answer yet.
+        unwanted: process id -> pid of living processes that are in no record: the request for them has no answer yet.
     """
 
     running: list[tuple[Process, int]] = field(default_factory=list)

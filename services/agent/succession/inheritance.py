@@ -22,14 +22,14 @@ from shared.errors import InvalidInput
 from shared.settings.model import Settings
 
 BACKLOG = 1024
-"""Ranks that may wait to be accepted while there is no agent: all that a node can have
+"""Number of ranks that may wait to be accepted while there is no agent: all that a node can have
 (``Settings.workers_per_node``)."""
 
 ENDING = b"ending"
 """An agent's report that it hands over."""
 
 FORK_SERVER_IN = b"fork server in "
-"""What an agent's request for a further fork server begins with; a Python's path follows. It comes with the socket on
+"""The beginning of an agent's request for a further fork server; a Python's path follows. It comes with the socket on
 which that fork server is to listen."""
 
 LINE_BYTES = 8192
@@ -93,7 +93,7 @@ class Inheritance:
         except OSError as err:
             if err.errno != errno.EADDRINUSE:
                 raise
-            return  # one listens
+            return  # a fork server listens already
         with contextlib.closing(listening):
             socket.send_fds(self.reports, [FORK_SERVER_IN + os.fsencode(python)], [listening.fileno()])
 

@@ -10,8 +10,8 @@ HANDED_OVER = 80
 (``shared.errors``), those of sysexits.h 64 to 78."""
 
 MAX_RESTARTS, WINDOW_S = 5, 60.0
-"""A process that ends more often than this within the window has a fault that a restart does not mend. The same as for
-the services of ``unicron up``."""
+"""A process that ends more often than this within the window has a fault that a restart does not mend. The number is
+the same as for the services of ``unicron up``."""
 
 FIRST_PAUSE_S = 1.0
 """The first restart within the window comes at once, the second after this time, each further one after twice as long:
