@@ -1,4 +1,4 @@
-"""Requests of the detector to agents, but for probes (``prober.py``): the end of left-behind ranks, self-tests, stacks.
+"""Requests of the detector to agents, other than probes (``prober.py``): to end ranks, to test themselves, for stacks.
 
 Part of the shell.
 """
@@ -40,7 +40,7 @@ class AgentRequests:
             return None
 
     async def clean(self, clean: Clean) -> None:
-        """Send a request to end left-behind ranks or copies. A node that does not do it is asked again later."""
+        """Ask a node to end left-behind ranks or copies. A node that does not do so is asked again later."""
         command = ReleaseTask(
             command_id=str(uuid.uuid4()),
             plan=f"clean/{clean.node}",
@@ -60,7 +60,7 @@ class AgentRequests:
             )
 
     async def stacks(self, question: StacksQuestion) -> StacksReply | None:
-        """Return what the ranks of a node do; None if it does not answer, as an agent of an older version does not."""
+        """Return what the ranks of a node do; None if the agent does not answer, as older versions do not."""
         request = StacksRequest(task=question.task, generation=question.generation, timeout_s=question.timeout_s)
         limit_s = question.timeout_s + STACKS.timeout_s
         try:

@@ -31,8 +31,8 @@ from shared.messages.stacks import StacksReply
 from shared.service.core import Logged, Started
 
 ECHO_TIMEOUT_S = 0.5
-"""The detector sends itself a message over NATS every 0.1 s, also while its ticks come late. While none arrives for so
-long, the bus or the detector stands still, and the silence of the nodes proves nothing about the nodes."""
+"""The detector sends itself a message over NATS every 0.1 s, also while its ticks come late. While no such message
+arrives for this long, the bus or the detector stands still, and the silence of the nodes proves nothing."""
 
 
 def decide(
@@ -59,7 +59,8 @@ def decide(
             observations.settle(state, record.event, now)
             incidents.escalate(decision)
         case Started():
-            # A failed plan whose cause is in the log, or is there as an error without a plan so far, escalates nothing.
+            # If the cause of a failed plan is in the log, or is there as an error without a plan so far, nothing is
+            # escalated.
             state.listening_since = now
             incidents.escalate(decision)
         case Greeting():
@@ -120,7 +121,7 @@ def _signal(decision: Decision, signal: Signal) -> None:
             incidents.raised(decision, task, signal)
         case _ if task.is_current(signal.generation):
             event = status_events.of_signal(task, signal, decision.now)
-            # A repeated signal may have another time, and the log refuses another content under a known id.
+            # A repeated signal may have another time, and the log refuses other content under a known id.
             if event is not None and event.event_id not in task.recorded:
                 decision.add(event)
         case _:
@@ -128,7 +129,7 @@ def _signal(decision: Decision, signal: Signal) -> None:
 
 
 def _greeting(decision: Decision, greeting: Greeting) -> None:
-    """Answer the hello of an agent that starts, or with which agent has to be asked first."""
+    """Answer the hello of an agent that starts, or say which agent has to be asked first."""
     state, now, limits, hello = decision.state, decision.now, decision.limits, greeting.hello
     heard = (now - state.listening_since).total_seconds() > admission.FIRST_HEARTBEATS * limits.heartbeat_interval_s
     patience = Patience(node_timeout_s=limits.node_timeout_s, all_heard=heard)
@@ -156,7 +157,7 @@ def _departure(decision: Decision, departure: Departure) -> DepartureAnswer:
 
 
 def _heartbeat(decision: Decision, heartbeat: Heartbeat) -> None:
-    """Take a heartbeat; one that a later one has overtaken is dropped."""
+    """Take a heartbeat; drop one that a later heartbeat has overtaken."""
     state, now = decision.state, decision.now
     node = state.nodes.get(heartbeat.node)
     if node is not None and node.has_newer(heartbeat):

@@ -55,7 +55,7 @@ from shared.tasks.specification import DEFAULT_MAX_RESTARTS
 
 
 def evolve(state: DetectorState, event: EventBase, at: datetime) -> DetectorState:
-    """Fold one event into the state; return the state. ``at``: when it was recorded, on which nothing here depends."""
+    """Fold one event into the state; return the state. ``at``: when it was recorded; nothing here depends on that."""
     fold = _FOLDS.get(type(event))
     if fold is not None:
         fold(state, event)
@@ -123,7 +123,7 @@ def _node_adopted(state: DetectorState, event: NodeAdopted) -> None:
 
 
 def _node_left(state: DetectorState, event: NodeLeft) -> None:
-    """Note a node that left. The ends of its ranks, and what their peers report of them, are no faults."""
+    """Note a node that left. The ends of its ranks, and what their peers report about those ends, are no faults."""
     node = state.nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation:
         return
@@ -149,14 +149,14 @@ def _node_drained(state: DetectorState, event: NodeDrained) -> None:
 
 
 def _node_returned(state: DetectorState, event: NodeReturned) -> None:
-    """Note a node that is used again. Its earlier faults count no more if an operator has looked at it."""
+    """Note a node that is used again. Its earlier faults no longer count if an operator has looked at the node."""
     node, isolated = state.nodes.get(event.node), state.isolated.get(event.node)
     if node is not None and node.incarnation == event.incarnation:
         node.draining, node.planned, node.drained = None, False, False
         state.isolated.pop(event.node, None)
         state.condemned.pop(event.node, None)
     elif isolated is not None and isolated.until_returned:
-        del state.isolated[event.node]  # its agent is another one by now, and joins
+        del state.isolated[event.node]  # the node has another agent by now, which joins
     if event.actor != SERVICE:
         state.causes.forget_node(event.node)
 
@@ -320,7 +320,7 @@ def _note_breaks(state: DetectorState, event: ErrorDetected, evidence: Evidence)
 
 
 def _condemn(state: DetectorState, event: ErrorDetected, name: str, evidence: Evidence) -> None:
-    """Note a node that an error isolates, for itself or because of a repetition; not one that is lost."""
+    """Note a node that an error isolates, by itself or because it came again; not a node that is lost."""
     if evidence.rule == "lemon":
         state.isolated[name] = Isolation(event.event_id, event.detected_at, 0.0, True)
     elif event.kind is not ErrorKind.BROKEN_LINK and (event.kind is not ErrorKind.NODE_LOST or event.escalates):
@@ -371,7 +371,7 @@ def _moved(state: DetectorState, event: StateMoved) -> None:
     if event.phase == "failed":
         task.failed_transition = event
         if task.ended:
-            task.change = None  # nothing escalates; processes that are left are ended by ``leftovers``
+            task.change = None  # nothing escalates; ``leftovers`` ends the processes that are left
     if event.complete:
         if event.phase == "ended":
             task.members = {}

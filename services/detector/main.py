@@ -64,11 +64,11 @@ from shared.settings.model import Settings
 logger = logging.getLogger(__name__)
 
 _HEARTBEATS_A_TURN = 20
-"""How many heartbeats are read in succession. Then signals and further messages have a turn; until then they wait some
+"""How many heartbeats are read in succession. Signals and further messages then have a turn, for which they wait some
 milliseconds."""
 
 _REST_FACTOR = 4.0
-"""Least pause behind a tick, as a multiple of the tick's duration. Ticks thus take a fifth of the time at most, however
+"""Least pause after a tick, as a multiple of the tick's duration. Ticks thus take at most a fifth of the time, however
 many ranks they look at, and the rest is for what nodes send."""
 
 TICK_S = 0.1
@@ -142,8 +142,8 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
     async def _keep_judging(self) -> None:
         """Read what nodes have sent, and look for what time shows, by turns.
 
-        A tick is of the moment up to which all was read: a detector that is behind looks less often, and judges no node
-        by heartbeats that it has not read.
+        A tick judges the moment up to which all was read: a detector that is behind looks less often, and judges no
+        node by heartbeats that it has not read.
         """
         clock_s = asyncio.get_running_loop().time
         tick_at_s = clock_s()
@@ -177,7 +177,7 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
 
         A message on which the core fails is dropped: without a reply to its signal the agent would repeat it for ever,
         and its other signals would wait. Errors of log and bus are raised: there is no reply then, and the agent
-        repeats it.
+        repeats the message.
         """
         try:
             await self.feed(item, at)
@@ -213,7 +213,7 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
         await self.feed(Echo())
 
     async def _publish(self, shown: Reachability) -> None:
-        """Publish which nodes are unreachable, when that has changed or a repetition is due."""
+        """Publish which nodes are unreachable, if that has changed or a repetition is due."""
         at_s = PROCESS_CLOCK.seconds()
         if shown != self._shown or at_s - self._shown_at_s >= PUBLISHED_EVERY_S:
             self._shown, self._shown_at_s = shown, at_s

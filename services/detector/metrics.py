@@ -24,7 +24,7 @@ def detector_metrics(
         state: the detector's.
         limits: its thresholds.
         taken: how many inputs of each type it has taken.
-        lag: of its reading of heartbeats.
+        lag: how far it is behind in reading heartbeats.
         now: the time.
     """
     received = taken.get(Heartbeat, 0) + lag.skipped

@@ -44,9 +44,9 @@ class Prober:
         return reply.known(), reply.round_trips_s
 
     async def alive(self, node: str, incarnation: str) -> Liveness:
-        """Ask an agent whether it lives. NATS itself answers at once for one that has no connection."""
+        """Ask an agent whether it lives. If the agent has no connection, NATS itself answers, at once."""
         if re.fullmatch(INCARNATION, incarnation) is None:
-            return Liveness.GONE  # of an older version, which does not answer; and the text may be no part of a subject
+            return Liveness.GONE  # an older version; its incarnation may be no part of a subject
         try:
             await self._bus.call(ALIVE, None, node, incarnation)
         except NoReceiver:

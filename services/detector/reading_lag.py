@@ -7,7 +7,8 @@ import logging
 logger = logging.getLogger(__name__)
 
 BEHIND_S = 0.5
-"""A round of reading that takes longer has every fault found that much later: two heartbeats of an agent pass."""
+"""Longest round of reading that is no lag. A longer one has every fault found that much later: two heartbeats of an
+agent pass."""
 
 _SAID_EVERY_S = 60.0
 """Pause between two lines about the lag. Chosen: an overload that lasts fills no log, and whoever looks sees it within
@@ -18,7 +19,7 @@ class ReadingLag:
     """The newest round in which heartbeats were read.
 
     Attributes:
-        seconds: how long it took; a tick behind it is of the moment at which it began.
+        seconds: how long the round took; the tick after it judges the moment at which the round began.
         skipped: heartbeats, since the start, that were not read since a newer one of their node had come.
     """
 

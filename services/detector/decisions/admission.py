@@ -55,9 +55,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Times that a doubt lasts at most. ``node_timeout_s``: after it, a silent node is lost.
+    """The longest times that a doubt lasts.
 
-    ``all_heard``: whether every living agent has been heard since the detector began to listen.
+    ``node_timeout_s``: after it, a silent node is lost. ``all_heard``: whether every living agent has been heard since
+    the detector began to listen.
     """
 
     node_timeout_s: float
@@ -89,7 +90,7 @@ def judge(
     if node is not None and hello.incarnation in node.past:
         return _in_use(hello.node)
     if node is not None and node.present and is_successor(node, hello.supervisor):
-        return _reach(state, hello, answers, patience)  # its supervisor has seen the end of the agent before
+        return _reach(state, hello, answers, patience)  # the agent's supervisor has seen its end before
     rivals = [admitted.hello.incarnation] if admitted is not None else []
     rivals += [node.incarnation] if node is not None else []
     for rival in rivals:
@@ -116,8 +117,8 @@ def is_successor(node: MonitoredNode, supervisor: str) -> bool:
 def may_join(state: DetectorState, heartbeat: Heartbeat) -> bool:
     """Return whether an agent that is not its node's present one may become that.
 
-    An agent whose name was given to another one may not, whether that one has joined or was only admitted so far. Nor
-    may an incarnation that has joined before, as this node or as another one: the log would refuse its event.
+    An agent whose name was given to another agent may not, whether the other has joined or was only admitted so far.
+    Nor may an incarnation that has joined before, as this node or as another one: the log would refuse its event.
     """
     admitted = state.admitted.get(heartbeat.node)
     if node_joined(heartbeat, heartbeat.incarnation, heartbeat.sent_at).event_id in state.joins:
@@ -168,7 +169,8 @@ def _reach(state: DetectorState, hello: Hello, answers: Mapping[str, Liveness], 
             if not patience.all_heard:
                 return _wait("nodes of the cluster have not been heard yet")
         elif peer.network != hello.network and (mine or any(map(_is_loopback, peer.addresses.values()))):
-            # A peer that has ended refuses nobody: its node may not count as lost yet, or it never joined.
+            # A peer that has ended is no reason to refuse: its node may not count as lost yet, or the peer never
+            # joined.
             match answers.get(peer.incarnation):
                 case None:
                     return Ask(peer.name, peer.incarnation)
@@ -182,7 +184,7 @@ def _reach(state: DetectorState, hello: Hello, answers: Mapping[str, Liveness], 
 
 
 def _peers(state: DetectorState, name: str) -> Iterator[_Peer | None]:
-    """Yield the other nodes that count as alive; None for one that has not been heard yet."""
+    """Yield the other nodes that count as alive; None for a node that has not been heard yet."""
     for other, admitted in state.admitted.items():
         if other != name:
             hello = admitted.hello

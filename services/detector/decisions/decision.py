@@ -60,7 +60,7 @@ class Revoke:
 
 
 Question = ProbeQuestion | StacksQuestion | SelfTestQuestion
-"""What agents are asked, or the detector itself probes; the answers are inputs."""
+"""Questions that agents answer, or the detector's own probes; the answers are inputs."""
 
 Effect = Append | Note | Revoke | Clean | Question | Answer | Ask | DepartureAnswer
 """What the detector does: it appends, notes, revokes, or asks agents. The last three answer the input's sender."""
@@ -74,8 +74,8 @@ class Decision:
         state: the detector's; events are folded into it at once.
         now: the time of the input.
         limits: thresholds.
-        events: to append, in order.
-        others: the effects beside that.
+        events: the events to append, in order.
+        others: the other effects.
     """
 
     state: DetectorState
@@ -87,7 +87,7 @@ class Decision:
     def add(self, event: Event | None) -> None:
         """Fold an event into the state and have it appended, if there is one.
 
-        Before an error comes how far the tasks have trained that it interrupts.
+        Before an error, how far the interrupted tasks have trained is appended.
         """
         if isinstance(event, ErrorDetected):
             for summary in status_events.before_fault(self.state, event, event.detected_at):

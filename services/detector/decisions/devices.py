@@ -28,8 +28,8 @@ from shared.events.union import ErrorDetected, derived_id
 from shared.messages.signals import DeviceFailed
 
 MOST_EARLY = 16
-"""Signals kept of a node that has not joined yet: all that an agent sends about the devices of one machine at its
-start. An agent looks at its devices before its first heartbeat."""
+"""Most signals that are kept of a node that has not joined yet: all that an agent sends about the devices of one
+machine at its start. An agent looks at its devices before its first heartbeat."""
 
 
 def failed(decision: Decision, signal: DeviceFailed) -> None:
@@ -82,7 +82,7 @@ def _isolate(decision: Decision, node: MonitoredNode, signal: DeviceFailed, faul
 
 
 def _restart(decision: Decision, node: MonitoredNode, signal: DeviceFailed, fault: DeviceFault) -> None:
-    """Have the processes on the device's workers started again; isolate the node where that has not helped."""
+    """Have the processes on the device's workers started again; isolate the node if that has not helped."""
     found = [(task, one) for task in decision.state.tasks.values() if (one := _of_task(task, signal, fault))]
     if any(task.failures.repeats(one.key) for task, one in found):
         _isolate(decision, node, signal, fault)
@@ -92,7 +92,7 @@ def _restart(decision: Decision, node: MonitoredNode, signal: DeviceFailed, faul
 
 
 def _of_task(task: MonitoredTask, signal: DeviceFailed, fault: DeviceFault) -> Fault | None:
-    """Return the fault of a task that has processes on the device; None if none of them is news.
+    """Return the fault of a task that has processes on the device; None if no such fault is news.
 
     A process that the task's plan starts has not met the fault, or ends because of it and is found by that.
     """

@@ -29,11 +29,11 @@ from shared.events.union import ErrorDetected, Event, derived_id
 from shared.messages.signals import ProcessExited, RankRaised
 
 SETTLE_S = 0.25
-"""The signal of a cause arrives within 50 ms, and on a busy machine within this time. Broken sockets count as a fault
-of their own only after that."""
+"""Time within which the signal of a cause arrives on a busy machine; usually that takes 50 ms. Broken sockets count as
+a fault of their own only after this time."""
 
 _RANK_FIELDS = {"state", "phase", "step", "micro_batch", "setup_parts", "progress_age_s", "process_state", "pid"}
-"""What the evidence of a fault contains of each rank's status."""
+"""What the evidence of a fault contains about the status of each rank."""
 
 _PLACE = ("state", "phase", "step", "micro_batch", "process_state")
 """Fields by which it is judged whether ranks stand at the same place."""
@@ -84,7 +84,7 @@ def escalate(decision: Decision) -> None:
     """Answer the plans that could not be carried out.
 
     The plan that answers another error of the task changes the task, as a rule, and so supersedes the one that has
-    failed. Where it does not, nothing else would: the failure is judged then.
+    failed. If it does not, nothing else would, and the failure is judged.
     """
     for task in list(decision.state.tasks.values()):
         if task.ended:
@@ -130,7 +130,10 @@ def record(decision: Decision, task: MonitoredTask, fault: Fault | None) -> None
 
 
 def _add(decision: Decision, event: Event) -> None:
-    """Add an event of a fault. Nodes that were given up for a failure that now follows its task are used again."""
+    """Add an event of a fault.
+
+    Nodes that were given up for a failure that turns out to follow its task are used again.
+    """
     returned: list[MonitoredNode] = []
     if isinstance(event, ErrorDetected):
         returned = causes.wrongly_given_up(decision.state, event, decision.limits.escalation)
@@ -149,7 +152,7 @@ def broken_sockets(decision: Decision, task: MonitoredTask) -> bool:
     if suspicion is None or suspicion.generation != task.generation:
         return False
     if change is not None and (change.hold or change.action not in ("stop", "pause")):
-        return False  # the plan breaks them off by itself, or its next stage shows whether they work
+        return False  # the plan breaks the collectives off by itself, or its next stage shows whether they work
     if _all_alive_since(decision.state, task, suspicion.at):
         examine(decision, task, faults.of_broken_sockets(task, suspicion))
     return True
@@ -191,8 +194,8 @@ def _all_alive_since(state: DetectorState, task: MonitoredTask, at: datetime) ->
 def _ranks(state: DetectorState, task: MonitoredTask, blamed: Sequence[str]) -> dict[str, Any]:
     """Return the entries of an error's evidence that say where the ranks stand, for its reader.
 
-    Of more than ``MOST_RANKS`` ranks, the entries have those to blame and then those that do something else than most;
-    what most ranks do is said once.
+    If there are more than ``MOST_RANKS`` ranks, the entries have the ranks to blame and then those that do something
+    else than most; what most ranks do is said once.
     """
     statuses = {w: status for w, status in state.statuses(task).items() if status.task == task.name}
     found: dict[str, Any] = {}

@@ -48,7 +48,7 @@ def of_tasks(state: DetectorState, limits: SilenceLimits, names: Iterable[str]) 
 
 
 def _of_step_s(state: DetectorState, task: MonitoredTask, limits: SilenceLimits) -> float | None:
-    """Return the longest limit that a task's ranks have in a micro-batch, wherever they are; None: none trains."""
+    """Return the longest limit that a task's ranks have in a micro-batch, wherever they are; None if no rank trains."""
     found = [one[0] for worker in task.members if (one := _of_rank(state, task, worker, limits)) is not None]
     inside = [status.model_copy(update={"phase": "compute"}) for status in found]
     return max((hangs.limit_of(task, status, limits.stalls).limit_s for status in inside), default=None)

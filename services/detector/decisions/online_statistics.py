@@ -46,12 +46,12 @@ def of_status(state: DetectorState, status: WorkerStatus, now: datetime) -> Iter
 def of_probe(
     state: DetectorState, question: ProbeQuestion, round_trips_s: Mapping[str, float], now: datetime
 ) -> Iterator[AnomalyObserved]:
-    """Take the round trips that a node has measured; yield the links that became slow, or are as fast as others again.
+    """Take the round trips that a node has measured; yield the links that became slow, or fast again.
 
     A slow link belongs to each task that has a rank on both nodes.
     """
     if question.witness not in state.nodes:
-        return  # the detector's own way to a node is no link between nodes
+        return  # the detector's own way to a node is not a link between nodes
     known = frozenset(
         (open_.node, open_.peer)
         for task in state.tasks.values()
@@ -133,7 +133,7 @@ def _of_step_times(task: MonitoredTask, now: datetime) -> Iterator[AnomalyObserv
 
 
 def _superseded(task: MonitoredTask, lasting: OpenAnomaly, now: datetime) -> AnomalyObserved:
-    """Return the end of a regression of an earlier generation: the present one is judged anew."""
+    """Return the end of a regression of an earlier generation: the present generation is judged anew."""
     evidence = {"unit": "seconds of a step", "reason": f"generation {task.generation} is judged anew"}
     kind: AnomalyKind = "throughput-regression"
     return _anomaly(task, kind, task.step, lasting.expected, lasting.expected, now, evidence, ended=True)

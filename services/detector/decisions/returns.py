@@ -18,7 +18,7 @@ from shared.messages.signals import Heartbeat
 
 
 def may_join(decision: Decision, heartbeat: Heartbeat) -> bool:
-    """Return whether a node that nothing else keeps out may join; a question is put where that is not known yet.
+    """Return whether a node that nothing else keeps out may join; a question is put if that is not known yet.
 
     Only nodes that were isolated are tested: one that was lost, or is new, has to run ranks in any case.
     """
@@ -31,7 +31,7 @@ def may_join(decision: Decision, heartbeat: Heartbeat) -> bool:
     if known.checks is not None:
         return True
     if known.next_at is None or now >= known.next_at:
-        # Without an answer it is asked again as if it had failed.
+        # If there is no answer, the node is asked again as if it had failed.
         known.next_at = now + known.pause
         peers = isolation.targets(state, name)
         decision.others.append(SelfTestQuestion(name, heartbeat.incarnation, peers, now))
@@ -39,7 +39,7 @@ def may_join(decision: Decision, heartbeat: Heartbeat) -> bool:
 
 
 def passed(state: DetectorState, name: str) -> list[CheckResult]:
-    """Return what the self-test of a node that joins has found, which is not needed any more."""
+    """Return what the self-test of a node that joins has found, and forget that: it is needed no more."""
     known = state.self_tests.pop(name, None)
     return known.checks or [] if known is not None else []
 

@@ -1,4 +1,4 @@
-"""Events that are no error: of nodes that join or leave, and of tasks: rates, checkpoints, stops, results."""
+"""Events that are no errors: nodes that join or leave, and the rates, checkpoints, stops and results of tasks."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def node_adopted(node: MonitoredNode, heartbeat: Heartbeat, now: datetime) -> No
 
 
 def node_returned(node: MonitoredNode, error: Event, now: datetime) -> NodeReturned:
-    """Return the event of a node that was isolated for what has turned out to follow its task, by a later error."""
+    """Return the event of a node that was isolated for a failure which a later error shows to follow its task."""
     return NodeReturned(
         event_id=derived_id(error.event_id, SERVICE, f"{node.name} returned"),
         occurred_at=now,
@@ -124,7 +124,7 @@ def of_rank(state: DetectorState, status: WorkerStatus, interval_s: float, now: 
         return None
     if task.change is None and not task.unanswered:
         for phase, seconds in status.gaps_s.items():
-            if phase in PHASES:  # those of a newer agent are of no use
+            if phase in PHASES:  # steps of a newer agent are of no use
                 task.gaps.note(status.worker, phase, seconds)
     if status.rank != 0:
         return None
@@ -181,7 +181,7 @@ def stop_refused(task: MonitoredTask, moved: StateMoved, now: datetime) -> TaskS
         generation=task.generation,
         step=max(task.step, moved.step),
         plan=moved.plan,
-        # The part for people: in front of it are the failure's code and phase.
+        # The part for people: the failure's code and phase come before it.
         reason=moved.detail.split(": ", 2)[-1],
     )
 
@@ -189,7 +189,8 @@ def stop_refused(task: MonitoredTask, moved: StateMoved, now: datetime) -> TaskS
 def of_signal(task: MonitoredTask, signal: RankSignals, now: datetime) -> Event | None:
     """Return the event of a signalled identity, checkpoint, stop or result; None for other signals.
 
-    None also for the failure of a checkpoint, or a lack of copies in memory, of a kind that the log has already.
+    The answer is also None for the failure of a checkpoint, or a lack of copies in memory, of a kind that the log has
+    already.
     """
     at = min(signal.occurred_at, now)
     # The id derives from the thing itself, so that signals of several agents about it make one event.

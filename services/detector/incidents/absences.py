@@ -27,7 +27,7 @@ VANISHED = "vanished"
 
 
 def update(state: DetectorState, task: MonitoredTask, now: datetime) -> None:
-    """Note since when each member of a task has been absent from the heartbeats of its node.
+    """Note from when on each member of a task has been absent from the heartbeats of its node.
 
     Args:
         state: the detector's.
@@ -35,7 +35,7 @@ def update(state: DetectorState, task: MonitoredTask, now: datetime) -> None:
         now: when the newest heartbeats have arrived, or later.
     """
     if script_ends.going_on(state, task):
-        task.absent_since = {}  # the others' scripts have ended: what ends a process otherwise is signalled
+        task.absent_since = {}  # the others' scripts have ended: any other end of a process is signalled
         return
     statuses = state.statuses(task)
     absent = [w for w in _expected(task) if _is_absent(state, task, task.members[w], statuses.get(w))]
@@ -48,8 +48,9 @@ def find(state: DetectorState, task: MonitoredTask, listening_since: datetime) -
     Args:
         state: the detector's.
         task: after ``update``.
-        listening_since: since when heartbeats and signals arrive; after the bus was away, the signals that wait in the
-            agents come first. So do those of a node that was unreachable: they may say that the task has finished.
+        listening_since: the time from which heartbeats and signals arrive; after the bus was away, the signals that
+            wait in the agents come first. So do those of a node that was unreachable: they may say that the task has
+            finished.
     """
     nodes = [node for member in task.members.values() if (node := state.nodes.get(member.node)) is not None]
     if any(node.unreachable_since is not None for node in nodes):

@@ -44,8 +44,8 @@ from shared.events.union import ErrorDetected, Event, TaskFailed, derived_id
 from shared.settings.escalation import EscalationLimits
 
 LEAST_FAULTS = 3
-"""Faults of a node below which it is no lemon, however rare faults are said to be: two may have one cause that no
-peer of it shares."""
+"""Fewest faults of a node that is a lemon, however rare faults are said to be: two may have one cause that no peer
+shares."""
 
 ANONYMOUS = (ErrorKind.CONNECTION, ErrorKind.COLLECTIVE_TIMEOUT)
 """Kinds whose worker is the first that reported. A worker that is the first again and again is started anew; no node is
@@ -57,7 +57,7 @@ def escalate(state: DetectorState, event: Event, limits: EscalationLimits, trace
 
     Args:
         state: the detector's, without the event.
-        event: of a fault. Events that are no first error of an incident are returned as they are.
+        event: of a fault. An event that is no first error of an incident is returned as it is.
         limits: the settings.
         traceback: of the fault.
     """
@@ -81,7 +81,7 @@ def escalate(state: DetectorState, event: Event, limits: EscalationLimits, trace
 
 
 def of_start(state: DetectorState, event: ErrorDetected, limits: EscalationLimits) -> ErrorDetected:
-    """Return the error of a process that a plan had started, judged by what failed and by what that follows.
+    """Return the error of a process that a plan had started, judged by what failed and whether that follows the task.
 
     Where its restart has failed too, ``faults.judge`` gives the node up. That is right if the machine may have failed,
     and if nothing shows that the failure follows the task. An error that says nothing of the machine is no reason to
@@ -177,7 +177,7 @@ def _kept(event: ErrorDetected, why: str, **used: Any) -> ErrorDetected:
 
 
 def with_pair_limit(state: DetectorState, event: ErrorDetected, limits: EscalationLimits) -> ErrorDetected:
-    """Return the error of a broken link, so that its node stays out where a pair of it has broken too often."""
+    """Return the error of a broken link, so that its node stays out if one of its pairs has broken too often."""
     pairs = Evidence.read(event.evidence).pairs
     times = 1 + max((len(state.breaks.get(pair, ())) for pair in pairs), default=0)
     if not limits.cause_pair_limit or times < limits.cause_pair_limit:
@@ -189,7 +189,7 @@ def with_pair_limit(state: DetectorState, event: ErrorDetected, limits: Escalati
 def _failed(
     state: DetectorState, event: ErrorDetected, found: Occurrence, limits: EscalationLimits, traceback: str
 ) -> TaskFailed | None:
-    """Return the end of a task that its own bug follows over several nodes; None: it goes on."""
+    """Return the end of a task whose own bug follows it over several nodes; None: the task goes on."""
     assert event.task is not None
     if not limits.cause_task_limit or not found.of_program or cause_outside(event.kind, Evidence.read(event.evidence)):
         return None
@@ -218,7 +218,7 @@ def _repeated(state: DetectorState, event: ErrorDetected, found: Occurrence, lim
     window_s = limits.cause_window_s
     on_node = _same_cause(state.causes.nodes.get(found.node or "", ()), found, window_s)
     if found.task is not None and any(one.fault == found.fault and one.worker == found.worker for one in on_node):
-        return event  # the same failure at the same step: ``max_restarts`` has counted it
+        return event  # if the same failure comes at the same step, ``max_restarts`` has counted it
     on_worker = len({one.fault for one in on_node if one.worker == found.worker} | {found.fault})
     at_all = len({one.fault for one in on_node} | {found.fault})
     severity, rule, times, limit = event.severity, "", 0, 0
@@ -274,7 +274,7 @@ def _with(event: ErrorDetected, severity: Severity, *, rule: str, **used: Any) -
 def must_stay(state: DetectorState, name: str, limits: EscalationLimits) -> str:
     """Return why a node may not be isolated because of a repetition; empty if it may.
 
-    Counted are the nodes that take part in the cluster; lost ones are no choice of anybody.
+    Only nodes that take part in the cluster are counted: nobody has chosen to lose a node.
     """
     there = [node for node in state.nodes.values() if node.present or node.name == name]
     out = [node.name for node in there if is_out(state, node) and node.name != name]
@@ -286,7 +286,7 @@ def must_stay(state: DetectorState, name: str, limits: EscalationLimits) -> str:
 
 
 def _last_of_kind(state: DetectorState, name: str) -> str | None:
-    """Return the kind of a node that is the last one of it in use; None if there are others."""
+    """Return the kind of a node that is the last of its kind in use; None if there are others."""
     kind = state.nodes[name].hardware if name in state.nodes else ""
     there = [node for node in state.nodes.values() if node.present and node.name != name and not is_out(state, node)]
     return None if any(node.hardware == kind for node in there) else kind
@@ -327,7 +327,7 @@ def _lemon(state: DetectorState, found: Occurrence, limits: EscalationLimits) ->
 
 
 def _own(state: DetectorState, node: str, now: datetime, window_s: float) -> list[Occurrence]:
-    """Return a node's own faults within a time before now, without those whose cause a task has elsewhere as well."""
+    """Return a node's own faults within a time before now, without faults whose cause a task has elsewhere as well."""
     recent = [one for one in state.causes.nodes.get(node, ()) if one.own and _is_recent(one, now, window_s)]
     return [one for one in recent if not _follows(state, one)]
 

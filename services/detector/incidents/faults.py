@@ -49,17 +49,17 @@ class Fault:
         kind: the kind of the error event.
         error: the name of the error: an exception's type, a signal. Kind, error and step identify a repeated failure.
         occurred_at: the best estimate of the time of the fault.
-        generation: of the task.
+        generation: the task's.
         step: updates applied.
         worker: the failed worker; None if no worker is to blame.
         node: the worker's node.
         rank: the worker's rank.
         traceback: what the process reported, for the reader; its last line ends the reason of a failed task.
-        evidence: of the error event.
+        evidence: the error event's.
         by_peers: whether a broken link between two nodes may be the cause (``links.py``).
         stalled_s: for how long ranks have stood still; None if the fault is no stall.
-        in_setup: whether they stand still while they join a generation.
-        certain: whether it is a fault in any case, and not only if a link is found broken.
+        in_setup: whether the ranks stand still while they join a generation.
+        certain: whether it is a fault in any case, or only if a link is found broken.
         severity: of a first occurrence, where it does not follow from the kind.
     """
 
@@ -261,8 +261,8 @@ def judge(task: MonitoredTask, fault: Fault, *, window_s: float, now: datetime) 
     elif severity is Severity.SEV3 and (
         original := task.failures.newest_retry(task.max_restarts, window_s=window_s, now=now)
     ):
-        # The same failure at the same step ends the task. A task that makes steps between two failures would otherwise
-        # be retried for ever.
+        # The same failure at the same step ends the task. Without this rule a task that makes steps between two
+        # failures would be retried for ever.
         severity, fault = Severity.SEV2, replace(fault, node=None, worker=None, rank=None)
     # A process that a signal ended has raised nothing: a traceback in its output is of an error that it has survived.
     signalled = fault.evidence.get("exit_code", 0) < 0
@@ -294,7 +294,7 @@ def judge(task: MonitoredTask, fault: Fault, *, window_s: float, now: datetime) 
 
 
 def _judged(task: MonitoredTask, fault: Fault, place: str) -> Evidence:
-    """Return what later decisions use of a fault. ``place``: where its exception was raised; empty: there is none."""
+    """Return what later decisions use of a fault. ``place``: where its exception was raised; empty: it has no place."""
     known = Evidence(failure=fault.key, place=place) if place else Evidence(failure=fault.key)
     return known.model_copy(update={"starting": True}) if _is_starting(task, fault) else known
 

@@ -1,10 +1,10 @@
 """One fault seen by many ranks and methods: one incident with several observations, and its root cause. Pure.
 
 An error event has what was known when it was decided. A later report that belongs to the incident is no error of its
-own: the broken sockets of the peers, the exception that follows an Xid, the end of the process after its exception. It
-is collected until the survivors have left the step (``state.moved``, phase ``held``) and their signals have come, at
-most for ``OBSERVE_S``; then one event ``incident.observed`` has it. No plan follows from that event. Where there was
-nothing but the error itself, none is appended. A detector that ends meanwhile appends none either.
+own: the broken sockets of the peers, the exception that follows an Xid, the end of the process after its exception.
+Such reports are collected until the survivors have left the step (``state.moved``, phase ``held``) and their signals
+have come, at most for ``OBSERVE_S``; then one event ``incident.observed`` has them. No plan follows from that event. If
+there was nothing but the error itself, no event is appended. A detector that ends meanwhile appends none either.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ SETTLE_S = 0.5
 time (twice ``incidents.SETTLE_S``)."""
 
 MOST = 16
-"""Observations of an incident that are kept. Further ones are only counted: in a task of a thousand ranks they all say
-the same."""
+"""Most observations of an incident that are kept. Further ones are only counted: in a task of a thousand ranks they all
+say the same."""
 
 DETAIL_CHARACTERS = 200
 """Longest detail, in characters: a line of a traceback."""
@@ -49,8 +49,8 @@ ORDER = (
     ErrorKind.CONNECTION,
     ErrorKind.TRANSITION_FAILED,
 )
-"""Which kind is the root cause, the first one first: a kind further down is seen because of one further up. Of one
-kind, the earliest observation is the cause."""
+"""Kinds in the order in which they are taken for the root cause: a kind further down is seen because of one further up.
+Among observations of one kind, the earliest is the cause."""
 
 _PLACES = {kind: place for place, kind in enumerate(ORDER)}
 
@@ -59,9 +59,9 @@ _SAID = (ErrorKind.EXCEPTION, ErrorKind.NON_FINITE, ErrorKind.DEVICE, ErrorKind.
 
 
 def root_cause(observations: Sequence[Observation]) -> Observation:
-    """Return what the others follow from. The end of a process that has said why it ends is not the cause of that.
+    """Return the observation from which the others follow.
 
-    ``observations``: at least one.
+    The end of a process that has said why it ends is not the cause of that. ``observations``: at least one.
     """
     said = {one.worker for one in observations if one.kind in _SAID}
     causes = [
@@ -152,7 +152,7 @@ def _watch_of(state: DetectorState, task: str, worker: str, node: str) -> Incide
 
 
 def _add(watch: IncidentWatch, observed: Observation) -> None:
-    """Add an observation; where there are too many, the last of the least telling kind is left out."""
+    """Add an observation; if there are too many, drop the last one of the least telling kind."""
     if any(_is_repeat(one, observed) for one in watch.observations):
         return
     watch.observations.append(observed)
@@ -163,7 +163,7 @@ def _add(watch: IncidentWatch, observed: Observation) -> None:
 
 
 def _is_repeat(one: Observation, other: Observation) -> bool:
-    """Return whether an agent has repeated a signal; its times are the same, as far as they can be."""
+    """Return whether an agent has repeated a signal: the times of the two are the same, as far as they can be."""
     if (one.kind, one.worker, one.error) != (other.kind, other.worker, other.error):
         return False
     return one.worker is not None
@@ -185,7 +185,7 @@ def _of_error(error: ErrorDetected) -> Observation:
 
 
 def _cut(detail: str) -> str:
-    """Return a detail of ``DETAIL_CHARACTERS`` at most; one that was longer ends in an ellipsis."""
+    """Return a detail of at most ``DETAIL_CHARACTERS``; a longer detail is cut and ends in an ellipsis."""
     return detail if len(detail) <= DETAIL_CHARACTERS else f"{detail[: DETAIL_CHARACTERS - 1]}…"
 
 

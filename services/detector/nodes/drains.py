@@ -12,7 +12,7 @@ from shared.messages.admission import Departure
 
 
 def tasks_on(state: DetectorState, node: str) -> list[str]:
-    """Return the tasks to which workers of the node matter, sorted."""
+    """Return the tasks that need workers of the node now, sorted."""
     return sorted(task.name for task in state.tasks.values() if task.workers_on(node))
 
 

@@ -37,7 +37,7 @@ PROBE_INTERVAL_S = 1.0
 """Interval at which an isolated node probes the others, or longer where there are many."""
 
 PROBES_PER_S = 100.0
-"""Nodes that an isolated node probes each second, at most: a small load for its agent."""
+"""Most nodes that an isolated node probes each second: a small load for its agent."""
 
 
 def isolate(state: DetectorState, node: str, broken: Collection[Pair], fault: Fault, now: datetime) -> ErrorDetected:
@@ -87,7 +87,7 @@ def breaks(state: DetectorState, pair: Pair, now: datetime) -> int:
 
 
 def forget_breaks(state: DetectorState, pair: Pair, now: datetime) -> None:
-    """Leave out the breaks of a pair that are not remembered any more."""
+    """Drop the breaks of a pair that are no longer remembered."""
     state.breaks[pair] = [at for at in state.breaks[pair] if (now - at).total_seconds() <= MEMORY_S]
     if not state.breaks[pair]:
         del state.breaks[pair]
@@ -103,7 +103,7 @@ def return_after_s(state: DetectorState, pairs: Collection[Pair], now: datetime,
 
 
 def ask(state: DetectorState, now: datetime) -> list[ProbeQuestion]:
-    """Return the questions to isolated nodes whether their links work, as often as they are due."""
+    """Return the questions to isolated nodes whether their links work, as far as they are due."""
     questions: list[ProbeQuestion] = []
     for name, isolation in state.isolated.items():
         if isolation.until_returned:

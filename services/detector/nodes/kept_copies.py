@@ -18,16 +18,16 @@ ASKED_EVERY_S = 10.0
 """Pause between two requests to a node about the copies of one task: deleting them takes a second at most."""
 
 LINGER_S = 600.0
-"""For how long copies stay of a task that trains on other nodes, or that the log does not know. On the other nodes the
+"""How long the copies of a task stay that trains on other nodes, or that the log does not know. On the other nodes the
 task has copies within minutes, and no plan can come back to a task that the log does not know."""
 
 FAILED_S = 86_400.0
-"""For how long the copies stay of a task that has failed, or was stopped where its newest state could not be saved: as
-long as a failed task is shown as one that needs its operator."""
+"""How long the copies of a task stay that has failed, or that was stopped without its newest state being saved: as long
+as a failed task is shown as one that needs its operator."""
 
 
 def until(ended_at: datetime) -> datetime:
-    """Return until when the copies stay of a task that has ended without its newest state being durable."""
+    """Return how long the copies of a task stay that has ended without its newest state being durable, as a time."""
     return ended_at + timedelta(seconds=FAILED_S)
 
 
@@ -52,7 +52,7 @@ def requests(state: DetectorState, node: MonitoredNode, now: datetime) -> list[C
 
 
 def _is_over(state: DetectorState, name: str, now: datetime) -> bool:
-    """Return whether no process will ever need the copies of a task: it has ended, or what it has is saved."""
+    """Return whether no process will ever need the copies of a task: it has ended, or its state is saved."""
     ended = state.ended.get(name)
     if ended is not None:
         return ended.copies_until is None or now >= ended.copies_until
@@ -61,7 +61,7 @@ def _is_over(state: DetectorState, name: str, now: datetime) -> bool:
 
 
 def _may_linger(state: DetectorState, node: str, name: str) -> bool:
-    """Return whether a task trains on other nodes alone, or is none that the log knows."""
+    """Return whether a task trains only on other nodes, or is unknown to the log."""
     task = state.tasks.get(name)
     if task is None:
         return name not in state.ended

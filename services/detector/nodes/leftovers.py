@@ -20,8 +20,8 @@ CLEAN_INTERVAL_S = 1.0
 """Pause between two requests to a node to end ranks that it should not have."""
 
 LEFTOVER_S = 5.0
-"""For how long heartbeats must report such a process. A release takes milliseconds, and a rank that has finished its
-task has 5 s to leave (``services.agent.ranks.ending_processes.FINISH_GRACE_S``)."""
+"""How long heartbeats must report such a process before its end is requested. A release takes milliseconds, and a rank
+that has finished its task has 5 s to leave (``services.agent.ranks.ending_processes.FINISH_GRACE_S``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,8 @@ def requests(state: DetectorState, node: MonitoredNode, stale: Mapping[str, list
     node.cleaned_at = now
     found = []
     for name, workers in stale.items():
-        # Not the generation of the newest plan: a pause has none, and the node may have seen one before it.
+        # The generation of the newest plan would not do: a pause has none, and the node may have seen one before the
+        # pause.
         found.append(Clean(node.name, name, state.highest_generation(name), workers))
     return found
 
@@ -72,7 +73,7 @@ def find(state: DetectorState, node: MonitoredNode, now: datetime) -> dict[str, 
 
 
 def _by_task(statuses: Iterable[WorkerStatus]) -> dict[str, list[str]]:
-    """Return task -> workers, of the workers that have a process."""
+    """Return task -> workers, for the workers that have a process."""
     found: dict[str, list[str]] = {}
     for status in statuses:
         if status.task is not None:

@@ -8,8 +8,8 @@ judges the answers of all rounds:
   ``isolation.MEMORY_S`` before: a side of it is isolated (``isolation.py``). The fault belongs to that incident.
 * No pair is broken, and the ranks have stood still for less than ``ROUND_TRIPS`` of the slowest pair: the network is
   slow, and the ranks wait on.
-* Ranks join a generation for long, and nothing is known of how long that may take: they go on.
-* Otherwise the fault is judged as if nobody had been asked. A pair that was broken in the first inquiry alone is noted
+* Ranks take long to join a generation, and it is not known how long that may take: they go on. * Otherwise the fault is
+judged as if nobody had been asked. A pair that was broken in the first inquiry alone is noted
   in the evidence, so that it counts as broken before.
 """
 
@@ -31,7 +31,7 @@ from shared.events.union import ErrorDetected
 from shared.messages.probes import PROBE_TIMEOUT_S, Outcome
 
 ANSWER_S = PROBE_TIMEOUT_S + 1.1
-"""How long answers are waited for: the time-out of a probe, the way of question and answer over NATS
+"""How long to wait for answers: the time-out of a probe, the way of question and answer over NATS
 (``services.detector.prober.REPLY_S``), and a tick."""
 
 FRESH_S = 2 * ANSWER_S
@@ -39,21 +39,21 @@ FRESH_S = 2 * ANSWER_S
 asked again at this interval, so that a link that breaks meanwhile is found."""
 
 SUSPICION_S = 15.0
-"""Age from which an inquiry says nothing where ranks only join for long: they may read a large state, and their nodes
+"""Age from which an inquiry says nothing if ranks only take long to join: they may read a large state, and their nodes
 are not to be disturbed."""
 
 OTHER_WITNESSES = 8
-"""Nodes without a part in the task that are asked as well, at most: more do not change what most say."""
+"""Most nodes outside the task that are asked as well: more would not change what the majority says."""
 
 ROUND_TRIPS = 100
-"""Round trips for which ranks may stand still in a step while all pairs work. TCP repeats a segment that is lost again
-and again after about 1.5, 3, 6, 12 and 24 round trips (RFC 6298: the smoothed round trip and four deviations, doubled
-each time). With 5% loss, five losses of one segment in succession happen once in three million segments; between two
-reports of progress a rank waits for several segments, one after the other."""
+"""Number of round trips for which ranks may stand still in a step while all pairs work. TCP repeats a segment that is
+lost again and again after about 1.5, 3, 6, 12 and 24 round trips (RFC 6298: the smoothed round trip and four
+deviations, doubled each time). With 5% loss, five losses of one segment in succession happen once in three million
+segments; between two reports of progress a rank waits for several segments, one after the other."""
 
 SETUP_ROUND_TRIPS = 300
-"""The round trips that a pair has while ranks join a generation. Making the groups of two ranks takes 86 round trips in
-succession, and 120 with 5% loss (measured with a delay of 0.2 s in each direction: 34 s and 48 s)."""
+"""Number of round trips of a pair while ranks join a generation. To make the groups of two ranks takes 86 round trips
+in succession, and 120 with 5% loss (measured with a delay of 0.2 s in each direction: 34 s and 48 s)."""
 
 
 @dataclass(slots=True)
@@ -149,7 +149,7 @@ def _begin(
 
 
 def _in_question(fault: Fault) -> list[str]:
-    """Return the nodes that a fault names, those that were named first at the beginning."""
+    """Return the nodes that a fault names, with those first that it names first."""
     blamed = [fault.worker, *Evidence.read(fault.evidence).workers, *fault.evidence.get("broken_sockets_of", [])]
     return [worker.rpartition("/")[0] for worker in blamed if worker is not None]
 
@@ -178,8 +178,8 @@ def _is_answered(state: DetectorState, inquiry: Inquiry) -> bool:
 def _answers(state: DetectorState, inquiry: Inquiry) -> tuple[dict[tuple[str, str], bool], float]:
     """Return who has reached whom, and the longest round trip in seconds.
 
-    A machine that answers is reached, whatever has become of its agent. Left out is what concerns a node that was
-    isolated since, as for another task: its broken pairs are no evidence against the other side.
+    A machine that answers is reached, whatever has become of its agent. Answers about a node that was isolated since,
+    for another task for instance, are left out: its broken pairs are no evidence against the other side.
     """
     reached: dict[tuple[str, str], bool] = {}
     round_trip_s = 0.0

@@ -15,7 +15,7 @@ from services.detector.state.unlogged import ProbeResult
 from shared.messages.probes import PROBE_TIMEOUT_S, Outcome, ProbeTarget
 
 DETECTOR = "@detector"
-"""The witness that the detector is itself. No node has such a name."""
+"""The name under which the detector itself is a witness. No node has such a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ProbeQuestion:
         witness: a node, or ``DETECTOR``.
         peers: node -> whom to probe.
         asked_at: when the question was put.
-        timeout_s: for connection and line of each probe.
+        timeout_s: the time for connection and line of each probe.
     """
 
     witness: str
@@ -44,7 +44,7 @@ def ask(
 ) -> list[ProbeQuestion]:
     """Note and return the questions to the witnesses about the peers.
 
-    Left out are nodes of an older version, which can neither be asked nor be probed, and a witness's own node.
+    Nodes of an older version, which can neither be asked nor be probed, and a witness's own node are left out.
     """
     targets = {name: found for name in peers if (found := target(state, name)) is not None}
     questions = []
@@ -58,7 +58,7 @@ def ask(
 
 
 def can_probe(state: DetectorState, witness: str) -> bool:
-    """Return whether a witness can be asked to probe: its agent answers probes, so it knows requests to probe."""
+    """Return whether a witness can be asked to probe: an agent that answers probes also knows requests to probe."""
     return witness == DETECTOR or target(state, witness) is not None
 
 
@@ -69,7 +69,7 @@ def take(
     now: datetime,
     round_trips_s: Mapping[str, float],
 ) -> None:
-    """Note the answer to a question. ``outcomes`` has no entry for what the witness did not find out."""
+    """Note the answer to a question. If the witness did not find out about a node, ``outcomes`` has no entry for it."""
     for peer, target in question.peers.items():
         node = state.nodes.get(peer)
         if node is None or node.incarnation != target.incarnation:

@@ -14,23 +14,24 @@ from collections.abc import Iterable, Sequence
 from services.detector.state.pairs import Pair, pair
 
 PEERS = 32
-"""Nodes that one node probes in a round, at most, and by which it is probed. A probe opens three connections at once,
-and the queue of a listener has 100 places: what finds no place looks like a broken link."""
+"""Most nodes that one node probes in a round, and by which it is probed. A probe opens three connections at once, and
+the queue of a listener has 100 places: a connection that finds no place looks like a broken link."""
 
 MAX_PAIRS = 2**15
-"""Pairs of an inquiry, at most, unless one round has more: all of 256 nodes. Their answers take the detector about 1 s
-of processor time, in nine rounds (measured on busy cores); with more, faults of other tasks would wait for too long."""
+"""Most pairs of an inquiry, unless one round has more: all pairs of 256 nodes. Their answers take the detector about 1
+s of processor time, in nine rounds (measured on busy cores); with more pairs, faults of other tasks would wait for too
+long."""
 
 IN_QUESTION = 16
-"""Nodes of which each pair is suspected, at most: those that the fault names first. Later ones of many have merely lost
-their peers to the earlier ones' fault."""
+"""Most nodes of which each pair is suspected: those that the fault names first. Nodes that it names later have merely
+lost their peers to the fault of the earlier ones."""
 
 
 def schedule(nodes: Sequence[str], in_question: Iterable[str], remembered: Iterable[Pair], turn: int) -> list[Pair]:
     """Return the pairs of an inquiry, the most suspected first; none occurs twice.
 
     Args:
-        nodes: of the task, in the order of their ranks. Collectives are made of messages between near ranks: the
+        nodes: the task's nodes, in the order of their ranks. Collectives are made of messages between near ranks: the
             neighbours of a ring, and the members of a group with consecutive ranks.
         in_question: nodes that the fault names; others than ``nodes`` are left out.
         remembered: pairs that were broken before; with other nodes than ``nodes`` they are left out.

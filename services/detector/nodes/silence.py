@@ -32,15 +32,14 @@ about it. A client that reconnects needs 2 s at most (``RECONNECT_GRACE_S``), a 
 two losses in a row."""
 
 UNANSWERED_S = 10.0
-"""A node about which no witness has answered for this time, though nodes speak, is lost. A TCP connection that was cut
+"""A node is lost if no witness has answered about it for this time although nodes speak. A TCP connection that was cut
 for seconds repeats its segments up to this much later (its time-out has doubled meanwhile)."""
 
 MAX_WITNESSES = 5
-"""Witnesses asked about a node at a time: a majority of them would have to fail in the same second."""
+"""Most witnesses that are asked about a node at a time: a majority of them would have to fail in the same second."""
 
 MAX_OWN_PROBES = 32
-"""Nodes that the detector probes itself at a time. These probes ask whether the detector's own link works, for which a
-few are enough."""
+"""Most nodes that the detector probes itself at a time. Its probes ask whether its own link works; a few tell that."""
 
 ONE_FAULT_S = 60.0
 """Time after the isolation of a node within which its loss belongs to the same incident: a machine that is about to
@@ -79,13 +78,13 @@ class _Now:
 
     Attributes:
         at: the time.
-        silent_s: by node.
-        limits: by node, of those that are silent at all.
+        silent_s: how long each node has been silent.
+        limits: the limits of the nodes that are silent at all.
         speaking: nodes that speak.
         apart: nodes that are not on the detector's own machine, whose link may be the one that is cut.
-        witnesses: of those that speak, are apart and are not isolated, the ones that can probe. An isolated node cannot
-            reach some others because of its own links: what it reaches is reached, and its failures prove nothing.
-        others_speak: nodes of older versions, which cannot probe, speak and are apart.
+        witnesses: nodes that can probe, speak, are apart and are not isolated. An isolated node cannot reach some
+            others because of its own links: what it reaches is reached, and its failures prove nothing.
+        others_speak: whether nodes of older versions, which cannot probe, speak and are apart.
     """
 
     at: datetime
@@ -103,7 +102,7 @@ def judge(state: DetectorState, limits: SilenceLimits, listening_since: datetime
     Args:
         state: the detector's.
         limits: thresholds.
-        listening_since: the silence of no node counts from before this time.
+        listening_since: no silence counts that lies before this time.
         now: the time.
     """
     found = Found()
@@ -251,7 +250,7 @@ def _questions(state: DetectorState, limits: SilenceLimits, look: _Now) -> list[
         if asked and node.asked_since is None:
             node.asked_since = look.at
     questions = probing.ask(state, asked, due, look.at, limits.probe_timeout_s)
-    for name in due[:MAX_OWN_PROBES]:  # one by one: an agent that has ended is known before one that is silent
+    for name in due[:MAX_OWN_PROBES]:  # one by one: an agent that has ended is known before an agent that is silent
         questions += probing.ask(state, [DETECTOR], [name], look.at, limits.probe_timeout_s)
     return questions
 
@@ -296,7 +295,7 @@ def _verdict(
     """Return why a node that is silent for longer than its limit is lost; None if it is not.
 
     Before ``node_timeout_s`` a node is lost only if witnesses have found its machine silent, or without an agent. An
-    agent that takes connections and says nothing may be waiting for a CPU.
+    agent that takes connections and says nothing may only wait for a CPU.
     """
     silent_s, task = look.silent_s[node.name], _needed_by(state, limits, node, look)
     reached = node.reached_at is not None and node.reached_at >= since
@@ -307,7 +306,7 @@ def _verdict(
     answers = {witness: outcome for witness, outcome in found.items() if witness not in state.isolated}
     if Outcome.ABSENT in answers.values():
         return "no heartbeat, and its machine answers without an agent"
-    if is_late and Outcome.MUTE in answers.values():  # stopped, hanging, or without a CPU for so long
+    if is_late and Outcome.MUTE in answers.values():  # the agent is stopped, hangs, or has had no CPU for so long
         return "no heartbeat, and no answer from its agent within the limit, though its machine answers"
     if not probing.can_probe(state, node.name):
         return "no heartbeat" if is_late and _may_lose_unprobed(state, node, look) else None

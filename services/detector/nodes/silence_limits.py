@@ -80,7 +80,7 @@ class SilenceLimits:
     """Thresholds, and the detector's own place.
 
     Attributes:
-        heartbeat_interval_s: of agents.
+        heartbeat_interval_s: the agents' interval.
         node_timeout_s: silence after which a node is lost or unreachable, until its heartbeats are known.
         stalls: thresholds for ranks that stand still.
         network: the detector's network stack (``shared.machine.network``).

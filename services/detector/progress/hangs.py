@@ -25,7 +25,7 @@ BETWEEN_STEPS_ADVICE = (
     "the rank was between two steps, in the code of the script: what takes longer there (an evaluation, an export) has "
     "to call run.heartbeat() before it begins, and again within each limit"
 )
-"""What the reader of a hang between two steps is told."""
+"""What the reader of a hang between two steps should know."""
 
 
 def of_training(state: DetectorState, task: MonitoredTask, limits: StallLimits, now: datetime) -> Fault | None:
@@ -78,7 +78,7 @@ def _of_step(
     *,
     cold: bool = True,
 ) -> Stall | None:
-    """Return the stall, after a part of its limit, of members that train: of all, or of those that are heard."""
+    """Return the stall of members that train, of all or of those that are heard, after a part of its limit."""
     return stalls.find(
         own,
         mean_s=task.mean_step_s(),
@@ -104,7 +104,7 @@ def suspected(
         state: the detector's.
         task: running, or with a plan in progress.
         limits: thresholds.
-        part: of its limit, in which the ranks have made no progress.
+        part: the part of its limit for which the ranks have made no progress.
         now: the time.
     """
     own = _own(state, task) if task.change is None else _concerned(state, task)
@@ -233,7 +233,7 @@ def _limit_to_leave(
     first = stalls.in_first_step(status) and (status.generation != task.generation or not task.durations_s)
     limit = step_limit
     if status.phase == "setup" and task.setup_s is not None:
-        # The rank may be in the user's ``build``.
+        # The rank may run the user's ``build``.
         limit = HangLimit(max(limit.limit_s, stalls.setup_limit_s(task.setup_s)), limit.source)
     elif status.phase in stalls.BETWEEN_STEPS:
         limit = stalls.longer(limit, HangLimit(limits.slow_region_timeout_s, "slow-region"))
@@ -271,7 +271,7 @@ def _of_stage(
         workers, layout = list(task.members), task.layout
         mean_s, previous_s, before = task.mean_step_s(), task.previous_mean_s, task.previous_size
     else:
-        return None  # the ranks are held: see _deaf_to_hold
+        return None  # if the ranks are held, see _deaf_to_hold
     own = {w: statuses[w] for w in workers if w in statuses and statuses[w].generation == newest}
     # A task that has stopped has no members, while heartbeats from before still have its ranks.
     if not workers or len(own) < len(workers) or any(s.state != "training" for s in own.values()):
@@ -330,7 +330,7 @@ def _fault(task: MonitoredTask, stall: Stall, statuses: Mapping[str, WorkerStatu
 
 
 def _advice(status: WorkerStatus | None) -> dict[str, str]:
-    """Return the entry of the evidence for what to look at, or to do, by where the rank to blame stands."""
+    """Return the entry of the evidence that says what to look at, or to do, by where the rank to blame stands."""
     if status is None or status.phase not in stalls.BETWEEN_STEPS:
         return {}
     return {"advice": BETWEEN_STEPS_ADVICE}
@@ -339,7 +339,10 @@ def _advice(status: WorkerStatus | None) -> dict[str, str]:
 def _judged(
     task: MonitoredTask, stall: Stall, statuses: Mapping[str, WorkerStatus], now: datetime, *, certain: bool
 ) -> Fault | None:
-    """Return the fault of a stall. Where a fresh start may take longer, it is one only if a link is found broken."""
+    """Return the fault of a stall.
+
+    If a fresh start may take longer, the stall is a fault only if a link is found broken.
+    """
     fault = _fault(task, stall, statuses, now)
     if certain:
         return fault

@@ -16,7 +16,7 @@ from shared.events.evidence import MISSING_COLLECTIVES
 from shared.messages.stacks import GroupRecord
 
 Records = Mapping[int, Sequence[GroupRecord]]
-"""Rank -> its groups, of the ranks that answered."""
+"""Rank -> its groups, for the ranks that answered."""
 
 
 def missing(records: Records) -> list[dict[str, Any]]:

@@ -1,9 +1,6 @@
-"""When the progress of a task, or the failure of a checkpoint, is recorded: as it changes, not as it is heard of. Pure.
+"""The time to record the progress of a task, or the failure of a checkpoint: when it changes, not when it is heard of.
 
-Step and loss of the moment come from heartbeats. The log has progress for what is computed from it: corrections of the
-throughput model, costs, service levels, estimates. All of these need each change of the rate soon, and a step about as
-new as what it is compared with. So the time between two summaries grows with the time for which the rate is the same,
-and the step is recorded once more right before a fault.
+Pure.
 """
 
 from __future__ import annotations
@@ -21,8 +18,8 @@ TIMED_STEPS = 2
 """Timed steps of a generation before its rate is recorded: the first step includes work that is done once."""
 
 GROWTH = 0.1
-"""Time between two summaries over the time since the rate has last changed. So a sum up to the newest summary lacks a
-tenth of what was done since then at most, and the first ten summaries, of which the mean of rates is made
+"""Time between two summaries over the time since the rate has last changed. So a sum up to the newest summary lacks at
+most a tenth of what was done since then, and the first ten summaries, of which the mean of rates is made
 (``shared/projections/rates.py``), come as quickly as ever."""
 
 LONGEST_S = 1800.0
@@ -34,7 +31,7 @@ LEAST_CHANGE = 0.05
 are powers of 1.1."""
 
 SIGNIFICANT = 3.0
-"""Standard deviations by which two medians differ if the difference is no chance: by chance one in 370 differs by
+"""Standard deviations by which two medians must differ to count as different: by chance one pair in 370 differs by
 more."""
 
 _MEDIAN_NOISE = 1.2533 * 1.4826
@@ -42,8 +39,8 @@ _MEDIAN_NOISE = 1.2533 * 1.4826
 from it: sqrt(pi / 2), and the standard deviation of normal values over that deviation."""
 
 MAX_KINDS = 8
-"""Kinds of one run of failures that the log gets. Chosen: a reader learns nothing from further ones, and a reason that
-differs every time (a file's random name) must not fill the log."""
+"""Most kinds of one run of failures that the log gets. Chosen: a reader learns nothing from further ones, and a reason
+that differs every time (a file's random name) must not fill the log."""
 
 _DIGITS = re.compile(r"\d+")
 
@@ -81,7 +78,7 @@ def has_changed(recorded_s: float, durations_s: Sequence[float]) -> bool:
         return True
     present_s = statistics.median(durations_s)
     deviation_s = statistics.median(abs(duration - present_s) for duration in durations_s)
-    noise_s = _MEDIAN_NOISE * deviation_s * math.sqrt(2.0 / len(durations_s))  # of the difference of two such medians
+    noise_s = _MEDIAN_NOISE * deviation_s * math.sqrt(2.0 / len(durations_s))  # of the difference of two
     least_s = max(LEAST_CHANGE * recorded_s, SIGNIFICANT * noise_s)
     return bool(abs(present_s - recorded_s) > least_s)
 
@@ -105,7 +102,7 @@ def is_new(known: Set[str], reason: str) -> bool:
 def is_lack_to_report(task: MonitoredTask, signal: RankCopies) -> bool:
     """Return whether the log is to get what a rank says of copies in memory, and note which are there.
 
-    Signals of several agents may overtake one another: a lack that was made good before it is heard of is not told.
+    Signals of several agents may overtake one another: a lack that was made good before it is heard of is not recorded.
     """
     at = (signal.generation, signal.step)
     if not signal.lack:

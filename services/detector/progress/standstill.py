@@ -65,7 +65,7 @@ def suspect(state: DetectorState, limits: StallLimits, now: datetime) -> list[St
 def _ask(
     state: DetectorState, task: str, generation: int, workers: Iterable[str], age_s: float, now: datetime
 ) -> list[StacksQuestion]:
-    """Note and return the questions about a task whose ranks have made no progress for ``age_s``, if they are due."""
+    """Note and return the questions that are due about a task whose ranks have made no progress for ``age_s``."""
     known = state.standstills.get(task)
     if known is not None and known.generation == generation and (now - known.asked_at).total_seconds() < AGAIN_S:
         return []
@@ -73,7 +73,7 @@ def _ask(
     state.standstills[task] = Standstill(generation, now, reports)
     nodes = sorted({worker.rpartition("/")[0] for worker in workers})
     present = [name for name in nodes if (node := state.nodes.get(name)) is not None and node.present]
-    # A half of what is left of the limit.
+    # The time-out is a half of what is left of the limit.
     timeout_s = min(MAX_TIMEOUT_S, max(LEAST_TIMEOUT_S, age_s * SUSPICION))
     return [StacksQuestion(name, task, generation, timeout_s) for name in present]
 
@@ -119,7 +119,7 @@ def _state(report: RankReport) -> dict[str, Any]:
 
 
 def _stacks(reports: Mapping[str, RankReport], order: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
-    """Return the stacks with the workers that have each, the rarest of healthy ranks first; and how many do not fit."""
+    """Return the stacks with the workers that have each, the rarest of healthy ranks first; and the number left out."""
     by_stack: dict[str, list[str]] = {}
     for worker in order:
         if stack := reports[worker].stack:

@@ -1,9 +1,9 @@
 """Tasks that have done all steps and cannot write their result: when their workers go to others, how long. Pure.
 
-A rank reports it once it has tried in vain for a while and what is done is kept without the processes. The workers are
-then lent to other tasks. The task has some again, to write only, after a time that grows with each such wait: each try
-may take workers from others, and nobody knows beforehand that it will be in vain. A node that sees its storage return
-ends the wait.
+A rank reports that it cannot write the result once it has tried in vain for a while and the task's state is kept
+without the processes. The workers are then lent to other tasks. The task gets some again, only to write, after a time
+that grows with each such wait: each try may take workers from others, and nobody knows beforehand that it will be in
+vain. A node that sees its storage return ends the wait.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def may_lend(task: MonitoredTask) -> bool:
 
 
 def wait_s(before: int) -> float:
-    """Return for how long a task goes without workers, seconds. ``before``: how often it did since it was submitted."""
+    """Return for how long a task goes without workers, seconds.
+
+    ``before``: how often it has gone without since it was submitted.
+    """
     doubled: float = FIRST_WAIT_S * 2.0 ** min(before, 16)
     return min(LONGEST_WAIT_S, doubled)
 
@@ -45,7 +48,7 @@ def unwritten(task: MonitoredTask, signal: RankCheckpointFailed, now: datetime) 
 
 
 def returned(task: MonitoredTask, signal: StorageReturned, now: datetime) -> TaskResultUnwritten | None:
-    """Return the event of a task that is to try again now; None if it does not wait since that generation."""
+    """Return the event of a task that is to try again now; None if it has not waited since that generation."""
     if _id(signal, _UNWRITTEN) not in task.recorded or signal.generation != task.generation:
         return None
     reason = f"node {signal.node} can write to its storage again"

@@ -25,7 +25,7 @@ def key_of(kind: str, node: str | None = None, peer: str | None = None) -> str:
 
 
 def fold(known: dict[str, OpenAnomaly], event: AnomalyObserved) -> None:
-    """Take an event of a task into its open anomalies."""
+    """Add an event of a task to its open anomalies, or take the anomaly that it ends from them."""
     key = key_of(event.kind, event.node if event.kind == "slow-link" else None, event.peer)
     if event.ended:
         known.pop(key, None)

@@ -5,8 +5,8 @@ Défago, Yared, Katayama: The phi accrual failure detector, SRDS 2004)::
 
     phi(silence) = -log10 P(a heartbeat comes later than this)
 
-There P is that of a normal distribution. The delays of real heartbeats have heavier tails, since a process waits for a
-CPU and a lost TCP segment is repeated after 0.2 s, 0.4 s and so on. So P is here
+In that paper P is that of a normal distribution. The delays of real heartbeats have heavier tails, since a process
+waits for a CPU and a lost TCP segment is repeated after 0.2 s, 0.4 s and so on. So P is here
 
 * for delays that have been seen: their frequency in the recent past, (1 + how many were longer) / (1 + all);
 * beyond, an exponential tail above the 90% quantile ``u``, whose mean is the mean excess over ``u`` (peaks over
@@ -24,10 +24,10 @@ from array import array
 from bisect import bisect_right
 
 WINDOW = 256
-"""Delays kept: about a minute of heartbeats, so that what a node has got used to is forgotten as soon."""
+"""Number of delays that are kept, about a minute of heartbeats: an old usage of a node is forgotten as soon."""
 
 WARM_UP = 40
-"""Delays before the estimate counts, 10 s of heartbeats: four exceedances, whose mean varies by a half."""
+"""Number of delays before the estimate counts, 10 s of heartbeats: four exceedances, whose mean varies by a half."""
 
 TAIL_FRACTION = 0.1
 """Part of the delays from which the tail is estimated: the common choice for peaks over threshold, 25 of a window."""
@@ -43,8 +43,8 @@ ABSENCE_INTERVALS = 20
 """Promised intervals from which a gap was an absence (of the node, of its link) and no delay: 5 s, beyond any bound."""
 
 REFRESH = 8
-"""Delays after which the tail is estimated anew, 2 s of heartbeats. A delay that is the longest of all counts at
-once."""
+"""Number of delays after which the tail is estimated anew, 2 s of heartbeats. A delay that is the longest of all counts
+at once."""
 
 
 class Arrivals:
@@ -72,7 +72,7 @@ class Arrivals:
 
         Args:
             gap_s: seconds.
-            interval_s: within which the second one was promised.
+            interval_s: the time within which the second heartbeat was promised.
         """
         self._interval_s = interval_s
         if not BURST_FRACTION * interval_s <= gap_s <= ABSENCE_INTERVALS * interval_s:
@@ -94,7 +94,7 @@ class Arrivals:
 
     @property
     def samples(self) -> int:
-        """How many delays the estimate is made from."""
+        """Number of delays from which the estimate is made."""
         return len(self._late_s)
 
     @property

@@ -29,16 +29,17 @@ overflow."""
 
 CLASSES_FROM_OUTSIDE = frozenset({"disk-full", "gloo", "nccl-remote", "network", "ports", "rendezvous", "storage"})
 """Classes of errors (``error_classes.py``) whose text says that something failed that the task does not contain: its
-storage, its network, a peer or a port. Memory, descriptors and threads are left out: a task may need too many."""
+storage, its network, a peer or a port. Errors of memory, descriptors and threads are left out: a task may need too many
+of these."""
 
 
 class Tries(NamedTuple):
     """How a task has failed since its newest step, in the generations before the present one.
 
     Attributes:
-        same: times in the same way.
-        all: times in any way.
-        since: when it failed there first; None: it has not.
+        same: how often in the same way.
+        all: how often in any way.
+        since: when the task failed at this step first; None: it has not.
     """
 
     same: int = 0
@@ -83,14 +84,14 @@ def reached_step(step: int, task_step: int, *, starting: bool) -> int:
 
     Args:
         step: updates applied, as the failed process knows.
-        task_step: as the log has it of the task.
+        task_step: the task's step, as the log has it.
         starting: whether the process was being started.
     """
     return max(step, task_step) if starting else step
 
 
 def cause_outside(kind: ErrorKind, evidence: Evidence) -> str:
-    """Return what shows that the cause of a failure lies outside of the task; empty: nothing does.
+    """Return the sign that the cause of a failure lies outside of the task; empty: there is none.
 
     Such a failure does not count against ``max_restarts``, however often it comes.
     """
@@ -111,9 +112,9 @@ def repeated(tries: Tries, *, outside: str, max_restarts: int, progress_timeout_
 
     Args:
         tries: the failures before.
-        outside: of ``cause_outside``.
-        max_restarts: of the task.
-        progress_timeout_s: of the task.
+        outside: the answer of ``cause_outside``.
+        max_restarts: the task's.
+        progress_timeout_s: the task's.
         now: when the failure was detected.
     """
     found = Evidence()

@@ -16,11 +16,11 @@ from shared.events.severities import ErrorKind
 from shared.events.union import ErrorDetected, FaultInjected
 
 REMEMBERED = 32
-"""Occurrences that are remembered of a node, and of a task, at most: twice the highest limit that can be set
+"""Most occurrences that are remembered of a node, and of a task: twice the highest limit that can be set
 (``shared.settings.escalation``), since twice a worker's limit makes an error two severities worse."""
 
 DRILL_S = 600.0
-"""For how long an injected fault explains an error: until the step for which it was asked has come."""
+"""How long an injected fault explains an error: until the step for which it was asked has come."""
 
 _OF_PROGRAMS = frozenset({ErrorKind.EXCEPTION, ErrorKind.NON_FINITE, ErrorKind.PROCESS_EXIT})
 """Kinds that a bug of a program can cause again and again. A hang is left out: whoever looks at a process with a
@@ -71,8 +71,8 @@ class FailedStart(NamedTuple):
     Attributes:
         at: when it was detected.
         way: what failed: the cause, or for a hang its kind.
-        node: where.
-        task: of the process.
+        node: where it was detected.
+        task: the task of the process.
         error: id of the error event.
     """
 
@@ -165,7 +165,7 @@ def occurrence(event: ErrorDetected, evidence: Evidence) -> Occurrence:
 
 
 def failed_start(event: ErrorDetected, evidence: Evidence) -> FailedStart | None:
-    """Return an error event as a failed start; None if it is none, or somebody has ended the process."""
+    """Return an error event as a failed start; None if it is no failed start, or somebody has ended the process."""
     if not evidence.starting or event.node is None or event.task is None or is_from_outside(evidence):
         return None
     way = event.kind.value if event.kind is ErrorKind.HANG else occurrence(event, evidence).cause
@@ -188,8 +188,8 @@ def may_be_of_machine(event: ErrorDetected, evidence: Evidence) -> bool:
 def is_own(event: ErrorDetected, evidence: Evidence) -> bool:
     """Return whether an error counts as its node's own fault: it says that the machine failed, and not a program.
 
-    An exception does so by its class only, and so does the end of a process. Of several ranks that hang, none is known
-    to be at fault.
+    An exception does so by its class only, and so does the end of a process. If several ranks hang, none is known to be
+    at fault.
     """
     if event.kind in (ErrorKind.NODE_LOST, ErrorKind.DEVICE):
         return True
@@ -205,7 +205,7 @@ def _is_class_of_machine(evidence: Evidence) -> bool:
 
 
 def is_from_outside(evidence: Evidence) -> bool:
-    """Return whether somebody else has ended the process; the kernel for memory is nobody else."""
+    """Return whether somebody else has ended the process. The kernel, which ends some for memory, does not count."""
     return _name(evidence.failure) in FROM_OUTSIDE and evidence.error_class != OOM_KILLED.name
 
 

@@ -50,24 +50,24 @@ class DetectorState:
         unanswered: errors that no plan has answered yet, by id, in the order of the log.
         joins: ids of the join events. Each incarnation of an agent joins once, and once after each loss.
         admitted: admitted agents that have not joined yet, by node. Not in the log.
-        isolated: nodes that are left out because of a broken link, or until an operator returns them.
+        isolated: nodes that are left out because of a broken link, until it works or an operator returns them.
         condemned: nodes that another error of SEV1 isolated. They are tested before they return.
         early_devices: reports on devices by agents that have not joined yet, by node. Not in the log.
         causes: what is remembered of the causes of errors.
         mtbf_node_s: mean time between failures of a node, of the newest ``cluster.configured``, seconds.
         breaks: when each pair of nodes was found broken, as long as it is remembered.
-        slowed: worker -> slowdown, of those that are slower than their peers.
-        round_trips: of pairs of nodes. Not in the log.
+        slowed: worker -> slowdown, for the workers that are slower than their peers.
+        round_trips: the round trips of pairs of nodes. Not in the log.
         probes: (witness, node) -> the answer to the newest question. Not in the log.
         self_tests: the self-tests of isolated nodes, by node. Not in the log.
         watches: incidents whose observations are collected, by id. Not in the log.
-        cut_off_since: since when no node is heard, and none is known to be lost. Not in the log.
-        losing_since: since when losses are known that are not logged yet, since more may be. Not in the log.
+        cut_off_since: the time since which no node is heard, though none is known to be lost. Not in the log.
+        losing_since: the time since which losses are known that are not logged yet, as more may be. Not in the log.
         link_may_be_cut: whether no node is heard on any other machine than the detector's, though some there are not
             known to be lost; or no node at all. Not in the log.
         standstills: what is known of tasks that seem to stand still, by task. Not in the log.
         listening_since: when the detector began to listen; after the bus was away, the end of the reconnect grace.
-            Neither this nor the next is in the log.
+            Neither this attribute nor the next is in the log.
         echo_at: when its own message last arrived.
         seen: what ``statuses`` has found since ``look`` began, by task; None while no look is under way.
     """
@@ -119,7 +119,7 @@ class DetectorState:
         return error
 
     def settle(self, name: str) -> None:
-        """Keep little of a task that has ended and has nothing left to do."""
+        """Keep only a little of a task that has ended and has nothing left to do."""
         task = self.tasks.get(name)
         if task is not None and task.ended and task.change is None and not task.unanswered:
             del self.tasks[name]
@@ -159,7 +159,7 @@ class DetectorState:
         """Return the newest status of each member of a task that has one."""
         if self.seen is not None and task.name in self.seen:
             return self.seen[task.name]
-        # A loop, and not a call for each member: every tick looks at all of them.
+        # This is a loop, and not a call for each member, since every tick looks at all of them.
         nodes: dict[str, MonitoredNode] = self.nodes
         found: dict[str, WorkerStatus] = {}
         for worker, member in task.members.items():

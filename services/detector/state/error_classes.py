@@ -170,7 +170,7 @@ SIGNALS = {
 """The class of a process that a signal ended and whose output has none."""
 
 FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"})
-"""Signals by which others end a process: what it has printed before is not the cause."""
+"""Signals by which others end a process: what the process has printed before is not the cause."""
 
 
 def class_of(text: str) -> ErrorClass | None:

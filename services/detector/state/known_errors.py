@@ -18,8 +18,8 @@ from shared.events.severities import SEVERITY, ErrorKind, Severity
 from shared.events.union import ErrorDetected
 
 MOST_FAILURES = 1000
-"""Different failures of one task that are remembered. A failure that comes again after a thousand other ones counts as
-new: it is restarted or retried once more before the task is given up."""
+"""Most different failures of one task that are remembered. A failure that comes again after a thousand other ones
+counts as new: it is restarted or retried once more before the task is given up."""
 
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -27,11 +27,12 @@ _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^ +File "([^"\n]+)", line (\d+)', re.MULTILINE)
 
 _OTHERS_CODE = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<")
-"""Files of libraries. Many errors of a program are raised by the same line of one: the program's own line is what
-tells them apart."""
+"""Files of libraries. One line of a library may raise many errors of a program, which the program's own line tells
+apart."""
 
 _DRILL = "InjectedFault"
-"""The exception of an injected fault (``process.faults``): two of them have two causes, though one line raises both."""
+"""The exception of an injected fault (``process.faults``): two such exceptions have two causes, though one line raises
+both."""
 
 
 def place_of(kind: ErrorKind, text: str) -> str:
@@ -57,7 +58,7 @@ def place_of(kind: ErrorKind, text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KnownError:
-    """An error event without its evidence. ``failure``: the key of the failure, ``place``: of an exception.
+    """An error event without its evidence. ``failure``: the key of the failure, ``place``: that of an exception.
 
     ``way``: in which way it failed (``back_off.way_of``). ``starting``: whether a process failed that its plan had
     started. The other fields are those of the event.
@@ -103,7 +104,7 @@ class KnownError:
 class KnownFailure:
     """A failure of a task. ``incident``: the newest. ``at``: generation -> when it was detected there last.
 
-    ``place``: as of ``KnownError``, with the newest error's id, ``event_id``.
+    ``place``: as in ``KnownError``; ``event_id``: the newest error's id.
     """
 
     incident: str
@@ -124,7 +125,7 @@ class Repeats:
         return self.times - (self.generation == generation)
 
     def again(self, generation: int) -> Repeats:
-        """Return them with a failure in a generation."""
+        """Return these tries with a failure in one more generation."""
         return Repeats(self.before(generation) + 1, generation)
 
 
@@ -181,7 +182,7 @@ class FailureHistory:
     def _note_repeats(self, error: KnownError, generation: int, step: int) -> None:
         """Count a failure among those without progress. A new step begins anew.
 
-        The others' steps are no progress of a process that has failed as it started.
+        Steps of other processes are no progress of a process that has failed as it started.
         """
         if step > self.reached or self.idle_since is None:
             kept = self.ways.get(error.way) if error.starting and self.idle_since is not None else None
@@ -228,11 +229,11 @@ class FailureHistory:
         )
 
     def repeats(self, key: str) -> bool:
-        """Return whether the task has failed in this way before."""
+        """Return whether the task has failed in this way before now."""
         return key in self.failures
 
     def in_a_row(self, place: str, *, window_s: float, now: datetime) -> KnownFailure | None:
-        """Return the newest failure if its incident is of the same exception; None: another one lies between, or time.
+        """Return the newest failure if its incident is of the same exception, with no other one or long time between.
 
         Args:
             place: of the exception; empty: it is like no other.

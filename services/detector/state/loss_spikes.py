@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from statistics import median
 
 WINDOW = 64
-"""Losses of the past: enough for a median absolute deviation within a tenth, few enough to follow the loss down."""
+"""Number of losses of the past: enough for a median absolute deviation within a tenth, few enough to follow the loss
+down."""
 
 LEAST_PAST = 16
-"""Losses without which there is no past to compare with."""
+"""Fewest losses of the past to compare with."""
 
 DEVIATIONS = 8.0
 """Robust standard deviations above the median from which on two losses in succession are a spike. Chosen: see above."""
@@ -30,8 +31,8 @@ AT_ONCE = 16.0
 """Robust standard deviations from which on a single loss is a spike: twice ``DEVIATIONS``."""
 
 AT_ONCE_FACTOR = 2.0
-"""Times the median from which on a single loss that is beyond ``DEVIATIONS`` is a spike: while the loss still falls
-fast, its scale is large beside it."""
+"""Multiple of the median from which a single loss beyond ``DEVIATIONS`` is a spike: while the loss still falls fast,
+its scale is large beside it."""
 
 OVER_DEVIATIONS = 4.0
 """The number of deviations below which a spike is over: half, so that one spike is not several."""
@@ -62,8 +63,9 @@ class LossWindow:
     Attributes:
         step: the newest that was taken.
         past: losses that were no spike.
-        suspect: the newest one, if it is a spike should the next be high, too.
-        above: those of the spike that lasts. After ``WINDOW`` of them they are the past: it was a new level.
+        suspect: the newest loss, if it will be a spike should the next loss be high, too.
+        above: losses of the spike that lasts. After ``WINDOW`` of them they become the past, since the loss has a new
+            level.
     """
 
     step: int = 0
@@ -75,8 +77,8 @@ class LossWindow:
         """Take the loss of a step; return the spike that begins or ends with it.
 
         Args:
-            step: its number; one that was taken before, as after a fault, changes nothing.
-            loss: finite.
+            step: its number; a step that was taken before, as after a fault, changes nothing.
+            loss: the step's loss, which is finite.
             expected: the usual loss of the spike that is known to last; None if there is none.
         """
         if step <= self.step:

@@ -26,15 +26,15 @@ from typing import Any
 from shared.events.plans import Layout, Member
 
 WINDOW = 128
-"""Values kept: half a minute of heartbeats at least, as many steps where these are longer; the 99th percentile is then
-the largest but one."""
+"""Number of values that are kept: half a minute of heartbeats at least, or as many steps where these are longer. The
+99th percentile is the largest value but one."""
 
 WARM_UP = 32
-"""Values before the distribution counts: until then the limits of the mean apply."""
+"""Number of values before the distribution counts: until then the limits of the mean apply."""
 
 FIRST_STEPS = 8
-"""Steps of a generation of which nothing is noted: kernels are tuned in them, memory is allocated, caches are filled. A
-minute of that would be the longest gap for an hour."""
+"""Number of first steps of a generation of which nothing is noted: kernels are tuned in them, memory is allocated,
+caches are filled. A gap of a minute in them would be the longest gap for an hour."""
 
 COMPARED_STEPS = 3
 """Least number of a generation's first steps that tell whether it is slower than those before: one of three may be
@@ -58,19 +58,20 @@ LONGEST_FACTOR = 1.5
 another task's burst that came once comes again."""
 
 LONGEST_DECAY = 0.5 ** (1 / 5000)
-"""Factor of the longest gap with each further one: half after 21 minutes of heartbeats, so that what comes every ten
-minutes is expected all the time (1.5 times 0.7 of it), and what came once is forgotten within some hours."""
+"""Factor by which the longest gap shrinks with each further gap: half after 21 minutes of heartbeats, so that what
+comes every ten minutes is expected all the time (1.5 times 0.7 of it), and what came once is forgotten within some
+hours."""
 
 REFRESH = 8
 """Values after which quantiles are computed anew."""
 
 LAYOUTS = 4
-"""Layouts of a task that are remembered: those before and after a loss of workers, and those of the survivors of both.
-A layout of 1,000 ranks with five phases each takes 7 MB (tracemalloc)."""
+"""Number of layouts of a task that are remembered: those before and after a loss of workers, and those of the survivors
+of both. A layout of 1,000 ranks with five phases each takes 7 MB (tracemalloc)."""
 
 
 class RecentTimes:
-    """The newest of some times in seconds, and the longest of them all as far as it is remembered.
+    """The newest of a series of times in seconds, and the longest of all as far as it is remembered.
 
     Attributes:
         count: how many there have been.
@@ -107,7 +108,7 @@ class RecentTimes:
         return found
 
     def remembered(self, factor: float) -> RecentTimes:
-        """Return no times, but the memory of the longest of these, multiplied."""
+        """Return no times, but the memory of the longest of these times, multiplied."""
         found = RecentTimes()
         found.longest_s = factor * self.longest_s
         return found
@@ -149,8 +150,8 @@ class HangLimit:
         source: what it comes from: ``floor``, ``step`` or ``phase`` (the quantile that is multiplied), ``longest`` (the
             longest gap that is remembered), ``slow-region`` (the hard bound), ``mean`` (of the steps, until their
             distribution is known), ``first-step``, ``setup``, ``collective`` or ``stopped``.
-        quantile_s: the 99th percentile that it was made from, seconds; None if from none.
-        factor: what that was multiplied by.
+        quantile_s: the 99th percentile from which it was made, seconds; None if it was made from none.
+        factor: what the percentile was multiplied by.
         samples: how many values the quantile was taken from.
     """
 
@@ -289,7 +290,7 @@ class ProgressHistory:
     """The progress of one task.
 
     Attributes:
-        present: that of its present layout.
+        present: the progress of its present layout.
     """
 
     __slots__ = ("_by_layout", "present")
@@ -299,7 +300,7 @@ class ProgressHistory:
         self._by_layout: dict[Layout, ProgressGaps] = {}  # the newest comes last
 
     def __eq__(self, other: object) -> bool:
-        """Compare what was learnt: a layout in which nothing was measured yet is as good as none."""
+        """Compare what was learnt: a layout in which nothing was measured yet counts as none."""
         return isinstance(other, ProgressHistory) and (self.present, self._learnt()) == (other.present, other._learnt())
 
     def _learnt(self) -> dict[Layout, ProgressGaps]:

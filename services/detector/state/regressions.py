@@ -1,8 +1,8 @@
 """Whether a task trains slower after a transition than with the same layout before. Pure.
 
-Compared are the newest steps of the generation with the step times that the log has of the generation before that had
-the same tensor, pipeline and data sizes (``task.progressed``). Another number of workers is not compared: what it
-should achieve is the planner's question, which corrects its throughput model.
+The newest steps of the generation are compared with the step times that the log has of the newest earlier generation
+with the same tensor, pipeline and data sizes (``task.progressed``). Generations with another number of workers are not
+compared: the planner judges what they should achieve, and corrects its throughput model.
 
 **False alarms.** Both the median of 32 steps has to be ``FACTOR`` times the slowest rate of before, and their lower
 quartile ``LEAST_FACTOR`` times: more than three in four steps are slower than any rate of before. With independent
@@ -23,14 +23,16 @@ WINDOW = 32
 """Steps that are judged together: all recent ones (``services.detector.state.task.RECENT_STEPS``)."""
 
 WARM_UP = 8
-"""Timed steps of a generation before those that are judged: caches fill, and snapshots and their threads start."""
+"""Timed steps of a generation that come before those that are judged: caches fill, and snapshots and their threads
+start."""
 
 FACTOR = 1.2
 """Slowdown that is a regression: above the 1.1 that is the paper's warning level for a single step, and a fifth of the
 task's throughput."""
 
 LEAST_FACTOR = 1.1
-"""Slowdown of the fastest quarter of the steps. Below it the regression is over."""
+"""Slowdown of the fastest quarter of the steps that a regression must have; with a smaller one the regression is
+over."""
 
 LEAST_S = 30.0
 """How long all newest steps have to show a regression. A window of steps of 0.05 s takes two seconds, and on busy cores
@@ -94,12 +96,12 @@ class Regression:
 
 
 def judge(recent_s: Sequence[float], before_s: Sequence[float], *, known: bool) -> Regression | None:
-    """Return the regression that some steps show, or that it is over.
+    """Return the regression that some steps show, or its end.
 
     Args:
         recent_s: the newest steps of this generation.
-        before_s: the rates of before.
-        known: whether it is known to have regressed.
+        before_s: the step times of before.
+        known: whether the generation is known to have regressed.
     """
     if not before_s or len(recent_s) < WINDOW:
         return None

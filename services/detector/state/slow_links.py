@@ -1,8 +1,8 @@
 """Pairs of nodes whose round trips are persistently several times those of the same nodes' other pairs. Pure.
 
-The round trips are the kernel's, of probes (``shared.messages.probes``): of those that are made for other reasons, and
-of a rare one between the nodes of near ranks of a task that trains (``due``). A node whose round trips are all long has
-no slow link: the node itself is far away. A busy machine does not lengthen the kernel's round trips.
+The kernel measures the round trips of probes (``shared.messages.probes``): of probes that are made for other reasons,
+and of a rare one between the nodes of near ranks of a task that trains (``due``). A node whose round trips are all long
+has no slow link: the node itself is far away. A busy machine does not lengthen the kernel's round trips.
 
 **False alarms.** Each of a pair's newest ``ROUND_TRIPS`` round trips has to be ``FACTOR`` times the median of the other
 pairs of both nodes and longer by ``LEAST_EXCESS_S``. If one probe in a hundred meets a full queue by chance, three of a
@@ -19,7 +19,7 @@ from statistics import median
 from services.detector.state.pairs import Pair, pair
 
 ROUND_TRIPS = 3
-"""Round trips of a pair that have to agree."""
+"""Number of round trips of a pair that have to agree."""
 
 FACTOR = 4.0
 """Round trip over that of the nodes' other pairs: within a data centre hops and racks make a factor of 2 to 3."""
@@ -29,10 +29,11 @@ LEAST_EXCESS_S = 0.002
 0.02 to 0.5 ms."""
 
 OTHERS = 2
-"""Other pairs of each of the two nodes, together, without which there is nothing to compare with: a third node."""
+"""Number of other pairs of the two nodes together, without which there is nothing to compare with: they need a third
+node."""
 
 COMPARED = 16
-"""Other pairs of each node that are compared with, at most; more do not change their median much."""
+"""Most other pairs of each node that are compared with; more do not change their median much."""
 
 PERIOD_S = 60.0
 """Interval of the rare probes of a pair: three connections a minute for each node and near rank."""
@@ -58,7 +59,8 @@ class RoundTrips:
     Attributes:
         of: pair -> its newest round trips, seconds.
         pairs: node -> the nodes that it has pairs with, in the order of their first round trips.
-        asked: task -> its generation, since when its rare probes are due, and how many of them were asked for.
+        asked: task -> its generation, the time since which its rare probes are due, and how many of them were asked
+            for.
     """
 
     of: dict[Pair, tuple[float, ...]] = field(default_factory=dict)
@@ -106,7 +108,7 @@ class RoundTrips:
         return SlowLink(both, median(newest), usual_s, ended=False) if all(slow) else None
 
     def due(self, task: str, generation: int, nodes: Sequence[str], at_s: float) -> list[Pair]:
-        """Return the pairs of a task's nodes that are to be probed now: of near ranks, each once in ``PERIOD_S``.
+        """Return the pairs of a task's nodes to be probed now: those of near ranks, each once in ``PERIOD_S``.
 
         The pairs are spread over the period. A task on fewer than three nodes has none.
 

@@ -25,7 +25,7 @@ SLOW_PHASES = frozenset({"setup", "checkpoint", "waiting", "aside", "tail", "scr
 """Phases that may take much longer than a step."""
 
 UNLIMITED = frozenset({"tail", "script"})
-"""Phases of which a rank reports nothing that a limit could be measured by: it runs code that does not use the library.
+"""Phases in which a rank reports nothing that a limit could be measured by: it runs code that does not use the library.
 The part of a script behind the last step has a limit of its own (``script_ends.py``)."""
 
 SETUP_FACTOR = 5.0
@@ -39,8 +39,8 @@ FIRST_STEP_FACTOR = 5.0
 and fills caches (measured: up to 3 times the mean on a busy machine)."""
 
 COLD_STEPS = 3
-"""Steps of a process in which it has the time of a fresh start: kernels are compiled in the first one, and again in the
-second or third, for shapes that come a second time (torch.compile) or for a graph that is recorded."""
+"""Number of first steps in which a process has the time of a fresh start: kernels are compiled in the first one, and
+again in the second or third, for shapes that come a second time (torch.compile) or for a graph that is recorded."""
 
 COLD_FACTOR = 5.0
 """A fresh start may take this many times the longest one of its task so far. Chosen: the caches that made that start
@@ -51,7 +51,7 @@ COLD_FLOOR_S = 30.0
 in the page cache. A hang in it costs this time once; a start that is taken for one costs a process, or a node."""
 
 BETWEEN_STEPS = frozenset({"ended", "aside"})
-"""Phases in which a script does something of its own: it evaluates, it fetches data, it writes a file."""
+"""Phases in which a script does something of its own: it evaluates, fetches data or writes a file."""
 
 DEVIATIONS = 6.0
 """A step that is this many standard deviations longer than the mean does not happen by chance (Chebyshev: less than 3%
@@ -153,7 +153,7 @@ def find(
         cold: the limit of fresh starts (``cold_limit``); None: they have none of their own.
         in_collective: ranks that are known to wait in a collective, so that what they do there is no work.
         whole: whether these are all ranks of the task.
-        part: of its limit, which the time without progress is to exceed.
+        part: the part of its limit that the time without progress is to exceed.
     """
     if any(s.phase in UNLIMITED for s in statuses.values()):
         return None
@@ -239,11 +239,11 @@ def exceeds(
 
     Args:
         status: of the rank.
-        limit: of the rank, if it is idle.
-        limits: thresholds: the hard limit is that of a rank that is at work.
+        limit: the rank's limit if it is idle.
+        limits: thresholds; the hard limit is that of a rank that is at work.
         works: whether the time in which it was at work does not count.
-        part: of both limits.
-        own_s: for how long it has made none, if not for ``own_age_s``; seconds.
+        part: the part of both limits that counts.
+        own_s: for how long it has made no progress, if not for ``own_age_s``; seconds.
     """
     age_s = own_s if own_s is not None else own_age_s(status) or 0.0
     if works and status.idle_s is not None and age_s <= part * max(limits.hard_s, limit.limit_s):
@@ -256,8 +256,8 @@ def _alone(
 ) -> Stall | None:
     """Return the stall of data-parallel ranks that compute for longer than they ever do, while others make progress.
 
-    They wait for nobody, so the others need not have come to wait for them. A rank is judged so only by what is known
-    of the rank itself, and not beside ranks in slow regions, for which it may wait in code of the user. The first
+    Such ranks wait for nobody, so the others need not have come to wait for them. A rank is judged so only by what is
+    known of the rank itself, and not beside ranks in slow regions, for which it may wait in code of the user. The first
     micro-batch is another matter: it may wait for parameters of a rank that has yet to update them, so in its phase a
     rank is judged beside all the others only, and if none has done fewer steps.
     """

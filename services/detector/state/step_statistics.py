@@ -34,15 +34,15 @@ class StepStatistics:
     """What is known of the steps of one task.
 
     Attributes:
-        generation: of the ranks whose steps these are.
-        taken: worker -> the newest step that was taken of it.
+        generation: the generation of the ranks whose steps these are.
+        taken: worker -> its newest step that was taken.
         pending: step -> worker -> its passes, of steps that are not judged yet.
         judged: the newest step that was judged.
         silent: workers without a report of the last step that was judged.
         ranks: worker -> its rank.
         groups: pipeline stage -> the test of its ranks, over generations with the same tensor and pipeline sizes.
         shape: these sizes.
-        losses: of the task.
+        losses: the task's losses.
         regressed_since: since when the newest steps have been slower than those before the last transition, all the
             time.
     """
@@ -116,7 +116,7 @@ class StepStatistics:
             self.judged, self.silent = step, frozenset(members.keys() - passes.keys())
             for stage, of_stage in _by_stage(passes, members, layout).items():
                 if 2 * len(of_stage) <= _in_stage(layout):
-                    continue  # no majority of the peers is known
+                    continue  # a majority of the peers is not known
                 group = self.groups.setdefault(stage, PeerGroup())
                 times_s = {worker: each.compute_s / each.micro_batches for worker, each in of_stage.items()}
                 compute_s = min(each.compute_s for each in of_stage.values())

@@ -12,8 +12,8 @@ one rank's data, a snapshot, or a process that was stopped for a while makes no 
 less than ``FULL_STEP_S`` counts for less: what a busy machine does to a rank lasts for many such steps.
 
 The times of a slow rank are no noise: the scale of the log ratios is taken from steps in which nothing had changed, or
-one slowdown would raise the limit above the next. The scale is the machine's and outlives a process: on busy cores,
-ranks that began anew without it were taken for slow ones (``benchmarks/detection_soak.py``).
+one slowdown would raise the limit above the next. The scale belongs to the machine and outlives a process: on busy
+cores, ranks that began anew without it would be taken for slow ones (``benchmarks/detection_soak.py``).
 
 **False alarms.** The limit is at least ``QUANTILE`` robust standard deviations above 0, so a score is positive with
 probability p <= 0.1 where nothing is wrong. With independent steps, sums of such scores reach h on average once in
@@ -51,13 +51,13 @@ SOFTNESS = 0.05
 that the score depends on the side of the limit and little on the size."""
 
 EVIDENCE = 9.0
-"""Sum of scores at which it is decided. With log ratios around log(1.3) and a standard deviation of 0.07, a step adds
-0.8 on average: 12 steps, and fewer than 20 in most courses. With more, some slow workers would be found after 20 steps
-(``benchmarks.detection``)."""
+"""Sum of scores at which the test decides. With log ratios around log(1.3) and a standard deviation of 0.07, a step
+adds 0.8 on average: 12 steps, and fewer than 20 in most courses. With more, some slow workers would be found after 20
+steps (``benchmarks.detection``)."""
 
 FULL_STEP_S = 0.1
-"""Own compute time from which on a step counts fully. Log ratios of shorter steps are far from independent: on busy
-cores a rank whose steps compute for 19 to 30 ms is now and then slower by 1.3 to 2 for 12 to 50 steps (the soak of
+"""Own compute time, seconds, from which a step counts fully. Log ratios of shorter steps are far from independent: on
+busy cores a rank whose steps compute for 19 to 30 ms is now and then slower by 1.3 to 2 for 12 to 50 steps (the soak of
 ``benchmarks/detection.py``). Their evidence stays at 0.6 of ``EVIDENCE`` with this weight. Steps of 0.1 s count as
 those of 10 s."""
 
@@ -66,8 +66,8 @@ QUANTUM = 1.1
 on a plan and only noise."""
 
 LEAST_PUBLISHED = 1.21
-"""Smallest slowdown that is published: ``QUANTUM`` squared. The next smaller power is below what ``LIMIT``
-separates."""
+"""Smallest slowdown that is published: ``QUANTUM`` squared. The next smaller power is below the slowdowns that
+``LIMIT`` separates from none."""
 
 WINDOW = 128
 """Log ratios from which their scale is known: a median absolute deviation within a tenth."""
@@ -81,7 +81,7 @@ REVIEW = 32
 step's."""
 
 SCALED = 8
-"""Noise values between two estimates of the scale, and before the first."""
+"""Number of noise values between two estimates of the scale, and before the first."""
 
 PRIOR_SCALE = 0.1
 """Standard deviation of log ratios before ``SCALED`` of them are known: about the largest at which ``LIMIT`` holds as
@@ -94,10 +94,10 @@ WARM_UP = 2
 """First steps of a generation that count for nothing: they allocate buffers and fill caches."""
 
 HISTORY = 64
-"""Own times from which a rank with one peer has its past."""
+"""Number of own times that are the past of a rank with one peer."""
 
 LEAST_HISTORY = 16
-"""Own times without which a rank with one peer has no past: it is not judged."""
+"""Fewest own times of a rank with one peer to be its past: with fewer the rank is not judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +105,12 @@ class Change:
     """A worker whose slowdown has changed.
 
     Attributes:
-        worker: which.
-        slowdown: the new one, a power of ``QUANTUM``; 1.0: it is over.
-        step: the first one at which it could be decided.
+        worker: its id.
+        slowdown: the new slowdown, a power of ``QUANTUM``; 1.0: it is over.
+        step: the first step at which it could be decided.
         measured: the estimate before it was quantised.
         spread: robust standard deviation of the worker's log ratios.
-        steps: from how many steps the estimate is.
+        steps: the number of steps of the estimate.
         peers: number of its peers.
     """
 
@@ -136,7 +136,7 @@ class _Noise:
     unscaled: int = 0
 
     def take(self, ratios: Sequence[float]) -> None:
-        """Add some more; estimate the scale again, now and then."""
+        """Add more log ratios; estimate the scale again, now and then."""
         self.ratios.extend(ratios)
         self.unscaled += len(ratios)
         if self.unscaled >= SCALED:
@@ -146,7 +146,7 @@ class _Noise:
 
 @dataclass(slots=True)
 class _Track:
-    """What is known of one worker in one generation, and in those after it that keep the ranks and their processes.
+    """What is known of one worker in one generation, and in later generations that keep the ranks and their processes.
 
     ``noise`` outlives them.
     """
@@ -157,7 +157,7 @@ class _Track:
     unsettled: int = 0
     """Newest log ratios of which it is not known whether they are noise or a change."""
     evidence: float = 0.0
-    """The evidence of a change: that it is slow or, of a worker that is, that this is over."""
+    """The evidence of a change: that the worker is slow, or, of a slow worker, that the slowdown is over."""
     rising: int = 0
     """How many steps have passed since the evidence was 0."""
     unreviewed: int = 0
@@ -207,7 +207,7 @@ class PeerGroup:
         tracks: by worker.
         noises: by worker, also of earlier processes.
         histories: by worker, the logarithms of its own times while nothing spoke against it, also of earlier processes.
-        departures: of two ranks, by worker, the logarithms of the newest times over its past.
+        departures: if there are two ranks, by worker, the logarithms of the newest times over its past.
     """
 
     tracks: dict[str, _Track] = field(default_factory=dict)
@@ -216,7 +216,7 @@ class PeerGroup:
     departures: dict[str, deque[float]] = field(default_factory=dict)
 
     def renew(self) -> None:
-        """Go on with other processes: what speaks against a worker is forgotten, how its times vary is not."""
+        """Go on with other processes: forget what speaks against a worker, but not how its times vary."""
         self.tracks.clear()
         self.departures.clear()
 
@@ -276,11 +276,11 @@ class PeerGroup:
         """Decide which of the newest log ratios are noise.
 
         The log ratios of a rise of the evidence are noise once the rise has come to nothing; log ratios that end in a
-        change, and those of slow workers, are not. Of few ranks that holds for all together, since each shifts the log
-        ratios of the others.
+        change, and those of slow workers, are not. In a small group that holds for all ranks together, since each
+        shifts the log ratios of the others.
 
         Args:
-            workers: that have a log ratio of this step.
+            workers: those that have a log ratio of this step.
             changed: those that are slow, or have just changed.
         """
         for together in [workers] if len(workers) <= FEW else [[worker] for worker in workers]:
@@ -295,13 +295,13 @@ class PeerGroup:
     def _remember(self, logs: Mapping[str, float], *, is_steady: bool) -> None:
         """Add a step to the past of two ranks, unless something speaks against one of them.
 
-        The step is added to both pasts or to neither, so that what slows or speeds both up is in both. Where one has
+        The step is added to both pasts or to neither, so that what slows or speeds both up is in both. If a rank has
         become faster than ever, and has stayed so for ``WINDOW`` steps, its past is over: without a new one nothing
         would be found any more.
 
         Args:
-            logs: of the step.
-            is_steady: neither of them is slow or has just changed.
+            logs: the logarithms of the step's times.
+            is_steady: whether neither of the ranks is slow or has just changed.
         """
         tracks = [self.tracks[worker] for worker in logs if worker in self.tracks]
         if not is_steady:

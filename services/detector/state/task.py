@@ -41,7 +41,7 @@ class Standstill:
     """What is known of a task that seems to stand still (``standstill.py``).
 
     Attributes:
-        generation: of its ranks.
+        generation: its ranks' generation.
         asked_at: when their nodes were asked last what they do.
         reports: worker -> the newest answer.
     """
@@ -61,10 +61,10 @@ class MonitoredTask:
         weight: from its specification.
         finish_timeout_s: from its specification.
         progress_timeout_s: from its specification.
-        generation: of the newest stage known to have resumed.
+        generation: that of the newest stage known to have resumed.
         highest_generation: the highest that any plan has named. Agents may have seen it, and refuse older commands.
         members: worker -> member of that stage.
-        layout: of that stage.
+        layout: that stage's.
         has_trained: whether any stage has resumed since the task was submitted.
         restarts_whole: from its specification.
         plan: id of the newest plan that changes the task.
@@ -83,7 +83,7 @@ class MonitoredTask:
         recorded: event id -> generation of the checkpoints, stops, results and errors that the log has and that may be
             found again.
         checkpoint_failures: kinds of the failures of checkpoints that the log has since the last one that was written.
-        copies_lacking: the same of lacks of copies in memory, since all ranks had stored theirs.
+        copies_lacking: kinds of the lacks of copies in memory that the log has since all ranks had stored theirs.
         copied: generation and step of the newest copies that all ranks are known to have stored.
         lent: how often its workers went to others, since it was submitted, until it could write its result.
         identity: what its members have agreed to be since it was submitted; empty: not known.
@@ -106,9 +106,9 @@ class MonitoredTask:
         inquiry: the newest inquiry among its nodes whose fault has not been judged yet.
         inquiries: number of inquiries, without those that repeat one.
         round_trip_s: the longest round trip between two of its nodes, in the newest inquiry that had an answer.
-        anomalies: those that last, by key (``anomalies.py``).
+        anomalies: the anomalies that last, by key (``anomalies.py``).
         rates: step times of its layouts (``regressions.py``).
-        statistics: of its ranks' steps.
+        statistics: the statistics of its ranks' steps.
     """
 
     name: str
@@ -164,7 +164,7 @@ class MonitoredTask:
     rates: TaskRates = field(default_factory=TaskRates)
     statistics: Unlogged[StepStatistics] = field(default_factory=StepStatistics, compare=False, repr=False)
     _concerned: Unlogged[tuple[TaskChange, frozenset[str]] | None] = field(default=None, compare=False, repr=False)
-    """The plan's change that ``concerned`` was computed for last, and the workers."""
+    """The plan's change for which ``concerned`` was computed last, and the workers."""
 
     def forget_older_generations(self) -> None:
         """Leave out the recorded events that cannot be found again: faults and signals of older generations."""
@@ -193,7 +193,7 @@ class MonitoredTask:
         return [] if self.ended else sorted(w for w in self.concerned() if w.startswith(f"{node}/"))
 
     def identify(self, identity: dict[str, str]) -> None:
-        """Note what its members have agreed to be."""
+        """Note what the task's members have agreed to be."""
         self.identity = identity
 
     def accepts(self, worker: str, generation: int) -> bool:
@@ -240,7 +240,7 @@ class MonitoredTask:
         self.absent_since = {}
 
     def reweigh(self, weight: float) -> None:
-        """Note that a user has changed its weight."""
+        """Note that a user has changed the task's weight."""
         self.weight = weight
 
     def mean_step_s(self) -> float | None:

@@ -84,11 +84,11 @@ class Isolation:
 
     Attributes:
         error: id of the error event that isolated it.
-        since: when.
+        since: when it isolated the node.
         return_after_s: for how long its links must work before it returns, seconds.
         until_returned: whether only an operator returns it: a lemon, or a link that has broken too often.
         asked_at: when it was last asked to probe the others. This and the next are not in the log.
-        whole_since: node -> since when every probe of that node has got through.
+        whole_since: node -> the time since which every probe of that node has got through.
     """
 
     error: str
@@ -118,7 +118,7 @@ class SelfTestQuestion:
 
     Attributes:
         node: its name.
-        incarnation: of the agent that is meant.
+        incarnation: the incarnation of the agent that is meant.
         peers: healthy nodes of its kind, for the bandwidth.
         asked_at: when the question was put.
     """
@@ -134,7 +134,7 @@ class SelfTestState:
     """The self-test of one agent.
 
     Attributes:
-        incarnation: of the agent.
+        incarnation: the agent's.
         failures: how often it has failed.
         next_at: when it is asked again; None: at once.
         checks: what it found when it passed; None: it has not passed.
