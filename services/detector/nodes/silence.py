@@ -132,20 +132,26 @@ def judge(state: DetectorState, limits: SilenceLimits, listening_since: datetime
 def _waits_for_more(state: DetectorState, limits: SilenceLimits, look: _Now, lost: Sequence[Lost]) -> bool:
     """Return whether further nodes may have been lost at the same moment as those that are known to be.
 
-    Nodes that share a switch or a power supply fall silent together, and each is found an interval of heartbeats after
-    its last one at the latest. One plan answers all that are logged together. Were they logged one by one, each plan
-    would take the place of the one before, and thousands of ranks would be asked anew each time. So nobody waits where
-    no other node is overdue, and for one interval at most.
+    Nodes that share a switch or a power supply fall silent together. One plan answers all that are logged together. If
+    they were logged one by one, each plan would take the place of the one before, and thousands of ranks would be asked
+    anew each time.
+
+    The nodes of one event have sent their last heartbeats within one interval. So what was heard later than an interval
+    after the first of these heartbeats was not hit, and a node that was silent long before was hit by something else.
+    The others are waited for, until they are heard or lost, and for an interval at most. A loss is logged at once where
+    it is the only one and no such node is overdue.
     """
     if not lost:
         state.losing_since = None
         return False
     state.losing_since = state.losing_since or look.at
-    if (look.at - state.losing_since).total_seconds() < limits.heartbeat_interval_s:
-        silent_s, known = look.silent_s[lost[0].node.name], {one.node.name for one in lost}
-        for name in look.limits.keys() - known:
-            if abs(look.silent_s[name] - silent_s) <= limits.earliest_s(state.nodes[name]):
-                return True
+    interval_s = limits.earliest_s(lost[0].node)
+    longest_s = max(look.silent_s[one.node.name] for one in lost)
+    known = {one.node.name for one in lost}
+    open_ = [name for name, s in look.silent_s.items() if name not in known and abs(s - longest_s) <= interval_s]
+    several = len(lost) > 1 or any(name in look.limits for name in open_)
+    if several and open_ and (look.at - state.losing_since).total_seconds() < interval_s:
+        return True
     state.losing_since = None
     return False
 
