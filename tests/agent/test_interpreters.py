@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from services.agent.agent import Agent
+from services.agent.files import file_server
 from services.agent.machine.interpreters import Interpreters, probe
 from shared.bus.connection import Bus
 from shared.errors import Unavailable
@@ -156,8 +157,8 @@ async def test_a_python_says_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_pa
         await probe("/opt/none/bin/python")
 
 
-async def test_a_submission_that_names_a_python_without_the_library_is_refused(
-    agent: Agent, bus: Bus, tmp_path: Path
+async def test_a_submission_that_names_a_python_without_the_library_is_refused_and_a_slow_one_is_not(
+    agent: Agent, bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text("pass")
@@ -171,3 +172,5 @@ async def test_a_submission_that_names_a_python_without_the_library_is_refused(
     assert problem.field == "python"
     assert "cannot import the library" in problem.problem
     assert await problems(sys.executable) == []
+    monkeypatch.setattr(file_server, "PYTHON_LIMIT_S", 0.3)
+    assert await problems(program(tmp_path / "slow", "exec sleep 60")) == [], "it may be healthy"

@@ -40,6 +40,9 @@ MOST_WAITING = 64
 """Requests under way, those that wait included; further ones are refused at once. With chunks of 256 KB these need at
 most 16 MB."""
 
+PYTHON_LIMIT_S = FILES.timeout_s - 1.0
+"""Time in which a Python says what it has, so that the reply still comes in time."""
+
 T = TypeVar("T")
 
 
@@ -120,12 +123,19 @@ class FileServer:
         return FilesReply(problems=problems)
 
     async def _interpreter_problem(self, python: str, uid: int | None) -> str:
-        """Return why a task's processes cannot be forked in a Python here; empty: they can."""
+        """Return why a task's processes cannot be forked in a Python here; empty: they can, or it does not say in time.
+
+        One that is slow to start may be healthy, on a file system that is. What is wrong with it is found as its fork
+        server starts.
+        """
         if problem := self._interpreters.refusal(python):
             return problem
         async with self._processes:
             try:
-                lacking = (await probe(python, uid))["lacking"]
+                async with asyncio.timeout(PYTHON_LIMIT_S):
+                    lacking = (await probe(python, uid))["lacking"]
+            except TimeoutError:
+                return ""
             except Unavailable as err:
                 return err.detail
         return f"has no {', '.join(lacking)}" if lacking else ""

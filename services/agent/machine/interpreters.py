@@ -16,10 +16,8 @@ from typing import Any
 
 from services.agent.versions import agreed
 from shared.errors import Unavailable
+from shared.tasks.interpreters import ANSWER_LIMIT_S
 from shared.tasks.specification import TaskSpec
-
-PROBE_TIMEOUT_S = 3.0
-"""Time in which a Python says what it has: it takes 0.1 s, and a second on a busy machine."""
 
 PACKAGES = ("unicron", "torch", "megatron-core")
 """Distributions whose versions are asked for."""
@@ -112,10 +110,10 @@ async def probe(python: str, uid: int | None = None) -> dict[str, Any]:
     except (OSError, ValueError) as err:
         raise Unavailable(f"cannot be run ({getattr(err, 'strerror', None) or err})") from err
     try:
-        async with asyncio.timeout(PROBE_TIMEOUT_S):
+        async with asyncio.timeout(ANSWER_LIMIT_S):
             out, errors = await process.communicate()
     except TimeoutError:
-        raise Unavailable(f"does not say within {PROBE_TIMEOUT_S:g} s what it has") from None
+        raise Unavailable(f"does not say within {ANSWER_LIMIT_S:g} s what it has") from None
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
