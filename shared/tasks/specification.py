@@ -379,10 +379,6 @@ class TaskSpec(Model):
             self.optimizer.name == "adam" or not self.parallel.distributed_optimizer,
             "parallel.distributed_optimizer: the built-in trainer divides only adam's state",
         )
-        yield (
-            not (self.parallel.overlap and (self.exact or self.deterministic_sums)),
-            "parallel.overlap: not with exact or deterministic_sums, whose sums are apart",
-        )
 
 
 def parse_spec(data: Any) -> TaskSpec:

@@ -122,18 +122,26 @@ def test_an_optimizer_that_keeps_a_state_by_the_type_of_a_parameter_has_paramete
 
 
 @pytest.mark.parametrize("distributed", [False, True])
-def test_overlapped_reduction_is_for_default_sums(distributed: bool) -> None:
+def test_sums_apart_from_the_buffers_are_reduced_behind_the_passes_and_megatrons_hooks_send_nothing(
+    distributed: bool,
+) -> None:
     from unicron.gradients.accumulators import SeparateAccumulator
     from unicron.gradients.buffers import GradientBuffers
 
+    def sends(*_: Any, **__: Any) -> None:
+        raise AssertionError("a hook has sent the buffers")
+
+    group: Any = SimpleNamespace(register_grad_ready=sends, start_grad_sync=sends, finish_grad_sync=sends)
     model = in_megatrons_wrapper({}, {"overlap_grad_reduce": True, "use_distributed_optimizer": distributed})
-    model.bucket_groups = model.expert_parallel_bucket_groups = []
+    model.bucket_groups, model.expert_parallel_bucket_groups = [group], []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for sizes in ((1, 1), (2, 1), (1, 2)):
         supported.check(model, optimizer, *sizes)
     buffers = GradientBuffers(model, optimizer)
-    with pytest.raises(UnsupportedModel, match="overlap_grad_reduce: must be False with exact or deterministic_sums"):
-        buffers.overlapped(SeparateAccumulator(buffers.tensors, dtype=torch.float64))
+    assert buffers.overlapped(SeparateAccumulator(buffers.tensors, dtype=torch.float64)) is None
+    group.register_grad_ready(model.module.weight)
+    group.start_grad_sync()
+    group.finish_grad_sync()
 
 
 def test_gradients_are_sent_in_the_type_of_megatrons_buffers_and_those_of_a_plain_module_in_float32() -> None:

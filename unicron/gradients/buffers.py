@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unicron.errors import UnsupportedModel, WrongLoop
+from unicron.errors import WrongLoop
 from unicron.gradients.accumulators import Accumulator, InPlaceAccumulator, SeparateAccumulator
 from unicron.gradients.bucket_reduction import BucketReduction
 from unicron.gradients.exchange import Exchange
@@ -17,7 +17,7 @@ from unicron.gradients.overlap import OverlappedReduction
 from unicron.gradients.precision import Precision
 from unicron.gradients.shards import ShardReduction
 from unicron.gradients.spans import memory_order
-from unicron.megatron.bucket_groups import overlaps_reduction
+from unicron.megatron.bucket_groups import bucket_groups, overlaps_reduction, replace_reduction
 from unicron.megatron.model import model_chunks, unwrapped
 from unicron.megatron.optimizer import is_distributed, torch_optimizers
 from unicron.megatron.partial_gradients import partial_parameters, tensor_group
@@ -71,21 +71,20 @@ class GradientBuffers:
         )
 
     def overlapped(self, accumulator: Accumulator) -> OverlappedReduction | None:
-        """Return what reduces the gradients beside the backward passes; None: the model does not ask for it.
+        """Return what reduces the gradients beside the backward passes; None: they are reduced behind them.
+
+        That is where the model does not ask for it, and where the sums are apart from Megatron's buffers, which its
+        hooks would send: those do nothing then.
 
         Args:
             accumulator: of the gradients.
-
-        Raises:
-            UnsupportedModel: the sums are not Megatron's own.
         """
         if not overlaps_reduction(self._model):
             return None
         if not isinstance(accumulator, InPlaceAccumulator):
-            raise UnsupportedModel(
-                "DistributedDataParallelConfig.overlap_grad_reduce: must be False with exact or deterministic_sums; it "
-                "sends the buffers that backward passes add to, and those sums are apart from the buffers"
-            )
+            for group in bucket_groups(self._model):
+                replace_reduction(group, lambda parameter: None)
+            return None
         if is_distributed(self._model):
             return ShardReduction(self._model, self.tensors, self.exchanges())
         return BucketReduction(self._model, accumulator, self._trained)
