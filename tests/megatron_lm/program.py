@@ -18,8 +18,12 @@ from typing import Any
 FAULT = "UNICRON_TEST_FAULT"
 """Environment variable ``worker:where:count``: that worker is killed where it is for the count-th time, once.
 
-With a further ``:step``, what counts is how often it is there in that step, or behind it.
+With a further ``:step``, what counts is how often it is there in that step, or behind it. Under torchrun a worker is
+known by its rank.
 """
+
+SIGNAL = "UNICRON_TEST_SIGNAL"
+"""Environment variable: the name of the signal that is sent in place of SIGKILL."""
 
 
 def fault(folder: Path) -> None:
@@ -27,7 +31,7 @@ def fault(folder: Path) -> None:
     text = os.environ.get(FAULT, "")
     worker, _, rest = text.partition(":")
     mark = folder / f"killed-{worker}"
-    if not text or os.environ.get("UNICRON_WORKER") != worker or mark.exists():
+    if not text or os.environ.get("UNICRON_WORKER", os.environ.get("RANK")) != worker or mark.exists():
         return
     where, count, *steps = rest.split(":")
     left = int(count)
@@ -39,7 +43,7 @@ def fault(folder: Path) -> None:
         left -= 1
         if left == 0:
             mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.Signals[os.environ.get(SIGNAL, "SIGKILL")])
 
     def before(owner: Any, name: str) -> None:
         stock = getattr(owner, name)

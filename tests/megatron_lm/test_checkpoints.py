@@ -7,7 +7,7 @@ from subprocess import CalledProcessError
 
 import pytest
 
-from tests.megatron_lm import cpu
+from tests.megatron_lm import cpu, program
 from tests.megatron_lm import test_pretrain_gpt as runs
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import agent
@@ -84,15 +84,19 @@ def test_what_is_left_out_of_a_checkpoint_is_left_out_here_too(how: str, saved: 
     assert runs.differing(stock, ours) == []
 
 
-@pytest.mark.parametrize("asked", ["--exit-interval 3", "--exit-duration-in-mins -1"])
+@pytest.mark.parametrize("asked", ["--exit-interval 3", "--exit-duration-in-mins -1", "--exit-signal-handler"])
 def test_a_run_that_is_to_exit_early_saves_and_exits_where_stock_does_and_goes_on(asked: str, tmp_path: Path) -> None:
-    """Behind the third step, or behind the first of each run, since a duration below 0 is over by then."""
+    """Behind the third step, or behind the first of each run.
+
+    A duration below 0 is over by then, and in that step the second rank gets a signal, where the arguments heed one.
+    """
+    signal = {program.FAULT: "1:forward:3", program.SIGNAL: "SIGTERM"} if "signal" in asked else {}
     ran = {}
     for mode in ("stock", "unicron"):
         folder = tmp_path / f"{mode}-checkpoints"
         for number in range(2):
             named = f"{asked} --save {folder} --save-interval 100 --load {folder}"
-            ran[mode, number] = runs.run(mode, tmp_path / f"{mode}-{number}", 2, named)
+            ran[mode, number] = runs.run(mode, tmp_path / f"{mode}-{number}", 2, named, signal)
             saved = "3 4" if "interval" in asked else "1 2"
             assert (folder / "latest_checkpointed_iteration.txt").read_text() == saved.split()[number]
     for number in range(2):

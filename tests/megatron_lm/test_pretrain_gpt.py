@@ -11,7 +11,9 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -122,7 +124,9 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return [name for name in one if not one[name].equal(other[name])]
 
 
-def run(mode: str, folder: Path, ranks: int, extra: str) -> dict[str, Any]:
+def run(
+    mode: str, folder: Path, ranks: int, extra: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
     """Run the script under torchrun; return the parameters at its end."""
     folder.mkdir()
     with socket.socket() as free:
@@ -131,11 +135,12 @@ def run(mode: str, folder: Path, ranks: int, extra: str) -> dict[str, Any]:
     program = [str(ROOT / "tests/megatron_lm/program.py"), mode, f"{CHECKOUT}/pretrain_gpt.py", str(folder)]
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port)]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    fixed = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with (folder / "output").open("w") as output:
         subprocess.run(
             [sys.executable, *torchrun, *program, *arguments(extra)],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | CONNECTIONS,
+            env={**os.environ, **fixed, **CONNECTIONS, **environment},
             stdout=output,
             stderr=output,
             timeout=280,

@@ -1,18 +1,25 @@
-"""``--exit-interval`` and ``--exit-duration-in-mins``: the exits that a script of Megatron-LM's asks for by itself.
+"""``--exit-interval``, ``--exit-duration-in-mins``, ``--exit-signal-handler``: the exits of a script of Megatron-LM's.
 
 Stock's ``train()`` decides between two steps, and ends the process once it has saved. Here the ranks agree inside the
 step (``Step.end_training``), so that the library knows the end, and a new process learns of it. Then ``train()`` is
 told to exit behind that step; the process ends once the section behind it is done on all ranks.
+
+With ``--exit-signal-handler`` a signal that any rank gets is such an exit, as with stock. A stop that the task's
+services ask for also has ``train()`` save behind the last step; the library then stops.
 """
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import Any
 
 
 class Exits:
-    """Behind which step a training exits, as this rank sees it."""
+    """Behind which step a training exits, as this rank sees it.
+
+    To be made in the main thread, which alone may handle signals.
+    """
 
     def __init__(self, args: Any, steps: int) -> None:
         """Take the arguments from stock.
@@ -26,21 +33,30 @@ class Exits:
         args.exit_interval = args.exit_duration_in_mins = None
         self._began_s = time.monotonic()
         self._end: SystemExit | None = None
+        self._signalled = False
+        self._handles_signal, args.exit_signal_handler = args.exit_signal_handler, False
+        if self._handles_signal:  # behind Megatron-LM's own handler, which asks all ranks in every step
+            signal.signal(args.exit_signal, self._note_signal)
+
+    def _note_signal(self, *_: object) -> None:
+        self._signalled = True
 
     def is_asked(self, number: int) -> bool:
-        """Return whether the arguments ask for an exit behind a step; each rank has a clock of its own."""
+        """Return whether the training is to end behind a step; each rank has a clock, and gets signals, of its own."""
         late = bool(self._after_s) and time.monotonic() - self._began_s > self._after_s
-        return late or self._is_of_interval(number)
+        return self._signalled or late or self._is_of_interval(number)
 
-    def decide(self, number: int, last_step: int) -> None:
+    def decide(self, number: int, last_step: int, *, stops: bool) -> None:
         """Have ``train()`` exit behind a step or not.
 
         Args:
             number: of the step.
             last_step: the step behind which the training ends, as the ranks have agreed.
+            stops: whether the ranks stop behind the step, as they have agreed.
         """
-        exits = number == last_step < self._steps or self._is_of_interval(number)
-        self._args.exit_interval = number if exits else None
+        ends = number == last_step < self._steps or self._is_of_interval(number)
+        self._end = None  # a stop may have been refused, or the section behind the step comes again
+        self._args.exit_interval = number if ends or (stops and self._handles_signal) else None
 
     def __enter__(self) -> None:
         """Have ``train()`` called inside, which may exit."""

@@ -488,10 +488,10 @@ class Pretraining:
             report: dict[str, torch.Tensor] = {}
             config.finalize_model_grads_func = None
             with step:
-                if self._exits.is_asked(step.number):
-                    step.end_training()
                 if ks := step.all_micro_batches():
                     self._compute(step, ks, forward_step_func, data_iterator, forward_backward_func)
+                if self._exits.is_asked(step.number):
+                    step.end_training()
                 step.reduce()
                 is_updated, norm, zeros = self._run.optimizer.step()
                 if is_updated:
@@ -500,7 +500,7 @@ class Pretraining:
             if step.completed:
                 break
         self._repeated = step.repeated
-        self._exits.decide(step.number, self._run.last_step)
+        self._exits.decide(step.number, self._run.last_step, stops=step.stops)
         self._section = self._run.boundary(meets=False)
         self._section.__enter__()
         return report, int(not is_updated), False, False, 0, norm, zeros, 0

@@ -97,7 +97,6 @@ OFF = (
     ("inprocess_restart", False, "the library heals the fault that it would answer"),
     ("enable_ft_package", False, "the detector finds the fault that it would answer"),
     ("async_save", False, "a process that writes on would outlive the attempt that began it"),
-    ("exit_signal_handler", False, "a task is stopped by its services"),
     *((name, False, "the library makes the groups") for name in _OF_GROUPS),
     ("adlr_autoresume", False, "a task is resumed by its services"),
     ("check_weight_hash_across_dp_replicas_interval", None, "the library compares parameters itself"),

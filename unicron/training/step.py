@@ -11,7 +11,7 @@ from typing import Protocol
 from unicron.errors import CommunicationFailed, Interrupted, WrongLoop
 from unicron.gradients.overlap import Hooks
 from unicron.gradients.reduction import IN_FLIGHT
-from unicron.link.agent_link import AgentLink
+from unicron.link.agent_link import STOP, AgentLink
 from unicron.losses import Loss, noted
 from unicron.megatron import clipping
 from unicron.megatron.model import model_chunks
@@ -83,6 +83,9 @@ class Step:
         self.repeated = False
         """Whether the step, with the user's state, was done before a fault, and comes once more for a boundary section
         behind it (``Run.boundary``)."""
+        self.stops = False
+        """Whether the ranks have agreed, as they reduced, to save and stop behind the step, as the task is asked to.
+        They do once the loop asks for the next step, unless the state cannot be saved."""
         self.began_s = time.monotonic()
         """When the step began, on this process's monotonic clock."""
         self.computed_s = 0.0
@@ -257,6 +260,7 @@ class Step:
             statuses=host.statuses(),
         )
         host.request = agreement.request
+        self.stops = agreement.request >= STOP
         if state.gather is not None:
             state.gather.settle()  # the agreement has waited for what the device did before it
         assert in_progress.account is not None
