@@ -17,14 +17,37 @@ if TYPE_CHECKING:
 
 SENTENCES = {
     "unchanged": "runs as it is, and is healed inside the step",
-    "speed-off": "is healed inside the step, without what only concerns speed",
+    "speed-off": "is healed inside the step, without settings that change nothing of what is trained",
     "restart": "runs, and is healed by whole restarts from its own checkpoint",
     "refused": "would train wrongly or show a secret, and is refused",
 }
 """Verdict -> what is said of the task."""
 
-LIBRARY_LIMIT_S = 10.0
-"""Time for a Python to import the library's messages: 0.1 s, and more on a busy machine or a slow file system."""
+_QUESTION = """
+import importlib.metadata, importlib.util, json
+def found(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ImportError:
+        return False
+try:
+    core = importlib.metadata.version("megatron-core")
+except importlib.metadata.PackageNotFoundError:
+    core = ""
+has_library = found("unicron.protocol.messages") and found("torch")
+if has_library:
+    import unicron.protocol.messages
+print(json.dumps([has_library, core, found("megatron.training")]))
+"""
+"""What a Python is asked. The library's messages need the standard library alone, of a version that they are for."""
+
+
+class Python(NamedTuple):
+    """What a Python has: the library with its torch, megatron-core (empty: none), Megatron-LM's training module."""
+
+    has_library: bool = False
+    core: str = ""
+    has_training: bool = False
 
 
 class Checked(NamedTuple):
@@ -58,21 +81,34 @@ def checked(command: list[str]) -> Checked:
     from shared.launch.script import Loop, read_script
 
     launch = parse_command(command)
-    path = launch.environment.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
-    folders = [Path.cwd(), *(Path(part) for part in path.split(os.pathsep) if part)]
-    script = read_script(launch.script, launch.module, folders, installed_core)
+    folders = [Path.cwd(), *(Path(part) for part in _search_path(launch).split(os.pathsep) if part)]
+    script = read_script(launch.script, launch.module, folders, lambda: _installed_core(launch))
     own = None
-    if script.loop is Loop.MEGATRON_LM and is_here(script, [*folders, *map(Path, sys.path)]):
-        own = own_arguments(launch, script, os.environ)
+    if script.loop is Loop.MEGATRON_LM:
+        python, path = other_interpreter(launch), [*folders, *map(Path, sys.path)]
+        if is_here(script, path) or (python and _asked(python, _search_path(launch)).has_training):
+            own = own_arguments(launch, script, os.environ, python or sys.executable)
     arguments = own or read_arguments(launch.arguments)
     found = check(launch, script, arguments, own_parser=own is not None)
     return Checked(launch, script, found, script.path or _program(launch.script), arguments.values)
 
 
-def installed_core() -> str:
-    """Return the version of megatron-core that is installed beside this command; empty: none is."""
+def _search_path(launch: Launch) -> str:
+    return launch.environment.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
+
+
+def _installed_core(launch: Launch) -> str:
+    """Return the version of megatron-core in the Python that a command line means; empty: it has none.
+
+    One that has neither that nor the library runs nothing of a task that is healed inside the step: then it is the
+    version beside this command.
+    """
     from importlib import metadata
 
+    if python := other_interpreter(launch):
+        answer = _asked(python, _search_path(launch))
+        if answer.core or answer.has_library:
+            return answer.core
     try:
         return metadata.version("megatron-core")
     except metadata.PackageNotFoundError:
@@ -133,26 +169,37 @@ def interpreter_of(found: Checked) -> str:
     It is the one that the command means, which needs the library unless the script restarts whole.
     """
     other = other_interpreter(found.launch)
-    return other if other and (found.check.verdict.value == "restart" or _has_library(other)) else ""
+    return other if other and (found.check.verdict.value == "restart" or _has_library(found.launch, other)) else ""
 
 
 def fork_server_interpreter(found: Checked) -> str:
     """Return the Python for the fork servers of an embedded stack; empty: this one, which needs torch then."""
     other = other_interpreter(found.launch)
-    return other if other and "," not in other and _has_library(other) else ""
+    return other if other and "," not in other and _has_library(found.launch, other) else ""
+
+
+def _has_library(launch: Launch, python: str) -> bool:
+    """Return whether a Python has the library, and the torch that it needs."""
+    return _asked(python, _search_path(launch)).has_library
 
 
 @functools.cache
-def _has_library(python: str) -> bool:
-    """Return whether a Python has the library, and the torch that it needs."""
+def _asked(python: str, search_path: str) -> Python:
+    """Return what a Python says that it has, with a search path of modules; nothing, if it does not say."""
+    import json
     import subprocess
 
-    question = "import importlib.util, sys, unicron.protocol.messages; sys.exit(not importlib.util.find_spec('torch'))"
-    command = [python, "-P", "-c", question]
+    from shared.tasks.interpreters import ANSWER_LIMIT_S
+
+    path = {"PYTHONPATH": search_path} if search_path else {}
+    command = [python, "-P", "-c", _QUESTION]
     try:
-        return subprocess.run(command, capture_output=True, timeout=LIBRARY_LIMIT_S, check=False).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
+        done = subprocess.run(
+            command, env={**os.environ, **path}, capture_output=True, timeout=ANSWER_LIMIT_S, check=True
+        )
+        return Python(*json.loads(done.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return Python()
 
 
 def other_interpreter(launch: Launch) -> str:

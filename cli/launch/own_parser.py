@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,17 +51,15 @@ else:
 """Reads the arguments and prints them as JSON. The parser alone: checks that follow need devices and a cluster."""
 
 
-def own_arguments(launch: Launch, script: Script, environment: Mapping[str, str]) -> Arguments | None:
+def own_arguments(launch: Launch, script: Script, environment: Mapping[str, str], interpreter: str) -> Arguments | None:
     """Return the arguments as Megatron-LM's own parser reads them; None: it cannot be imported.
 
     Args:
         launch: the command line.
         script: its script, in whose folder Megatron-LM may be.
         environment: the variables of this process.
+        interpreter: the Python that the command line means.
     """
-    interpreter = shutil.which(launch.interpreter or sys.executable)
-    if interpreter is None:
-        return None
     folders = [] if script.path is None else [str(script.path.resolve().parent)]
     question = json.dumps({"folders": [*folders, os.getcwd()], "arguments": [*launch.arguments]})
     try:

@@ -14,7 +14,7 @@ from shared.tasks import secrets
 
 
 class Verdict(StrEnum):
-    """How a task runs: as it is, without settings that only concern speed, with whole restarts, or not at all."""
+    """How a task runs: as it is, without settings that do not change the result, with whole restarts, or not at all."""
 
     UNCHANGED = "unchanged"
     OFF = "speed-off"

@@ -14,7 +14,7 @@ from shared.launch.arguments import read_arguments
 
 
 class Effect(StrEnum):
-    """What a setting does to the task that has it."""
+    """What a setting does to the task that has it. What is off changes nothing of what is trained."""
 
     OFF = "speed-off"
     RESTART = "restart"
@@ -25,7 +25,8 @@ class Setting(NamedTuple):
     """An argument of Megatron-LM that matters to healing.
 
     ``dest``: its name in Megatron's arguments. ``heals_with``: values that change nothing; the first is the default.
-    ``core``: its names in the configurations of megatron-core, as the library checks them.
+    ``core``: its names in the configurations of megatron-core, as the library checks them. ``if_written``: Megatron's
+    default does not heal either, and is worth a word only where somebody has written it.
     """
 
     dest: str
@@ -34,6 +35,7 @@ class Setting(NamedTuple):
     why: str
     instead: str
     core: tuple[str, ...] = ()
+    if_written: bool = False
 
 
 _GRAPH = "a captured graph goes on using the buffers and process groups of the generation that captured it"
@@ -131,6 +133,24 @@ SETTINGS = (
             "nothing: Unicron's recovery takes its place"),
     Setting("enable_ft_package", (False,), Effect.OFF, "two programs would answer the same fault",
             "nothing: Unicron's detector takes its place"),
+    Setting("rerun_mode", ("disabled",), Effect.OFF, "its checks need an all-reduce in every step",
+            "nothing: a loss or a gradient that is not finite is found anyway", if_written=True),
+    Setting("num_workers", (0,), Effect.OFF,
+            "which samples a rank reads next may change at a fault, so the training process reads them itself", _OFF,
+            if_written=True),
+    Setting("wandb_project", (None, ""), Effect.OFF, "its process belongs to one rank, which may be lost",
+            "--tensorboard-dir, where the last rank writes, whichever process that is"),
+    Setting("log_straggler", (False,), Effect.OFF, "it waits for all ranks at once, and one may be lost",
+            "nothing: Unicron's detector finds slow ranks"),
+    Setting("gpu_sniff_test_interval", (None,), Effect.OFF,
+            "it waits for all ranks at once, and a new one comes in the midst of a training",
+            "nothing: a node that was isolated is tested before it is used again"),
+    Setting("check_weight_hash_across_dp_replicas_interval", (None,), Effect.OFF,
+            "replicas are compared where a process has joined", "nothing: the library compares parameters itself"),
+    Setting("adlr_autoresume", (False,), Effect.OFF, "two programs would start the same task again",
+            "nothing: `unicron resume`, or the same command again, goes on"),
+    Setting("exit_signal_handler_for_training", (False,), Effect.OFF,
+            "it ends a rank without a checkpoint, and waits for ranks that may be lost", "--exit-signal-handler"),
 )  # fmt: skip
 """Defaults are those of megatron-core 0.16 to 0.19."""
 
@@ -158,12 +178,12 @@ def findings(values: Mapping[str, Any], options: Mapping[str, str]) -> list[Find
 
     Args:
         values: destination -> value; what is missing has its default.
-        options: destination -> the option that gave it, where that is known.
+        options: destination -> the option that gave it.
     """
     found = []
     for setting in SETTINGS:
         value = values.get(setting.dest, setting.heals_with[0])
-        if value not in setting.heals_with:
+        if value not in setting.heals_with and not (setting.if_written and setting.dest not in options):
             option = options.get(setting.dest, "--" + setting.dest.replace("_", "-"))
             found.append(Finding(option, value, setting.effect, setting.why, setting.instead))
     return found + _wrong_ramp(values, options) + _wrong_restarts(values, options)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import shlex
+import sys
 from contextlib import redirect_stderr, redirect_stdout
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +131,14 @@ def test_what_the_planner_needs_is_read() -> None:
         ("--cuda-graph-impl local", "speed-off"),
         ("--cuda-graph-impl none", "unchanged"),
         ("--async-save", "speed-off"),
+        ("--wandb-project mine", "speed-off"),
+        ("--log-straggler", "speed-off"),
+        ("--adlr-autoresume", "speed-off"),
+        ("--num-workers 8", "speed-off"),
+        ("--num-workers 0", "unchanged"),
+        ("--rerun-mode validate_results", "speed-off"),
+        ("--rerun-mode disabled", "unchanged"),
+        ("--exit-signal-handler-for-training", "speed-off"),
         ("--calculate-per-token-loss", "unchanged"),
         ("--an-argument-of-a-fork 1", "restart"),
     ],
@@ -176,6 +186,29 @@ def test_a_release_whose_seams_are_not_known_restarts_whole(core: str, effect: s
     found = verdict("train.py")
     assert (found["verdict"], found["task"]["megatron_core"]) == (effect, core)
     assert arguments(found) == (set() if effect == "unchanged" else {"megatron-core"})
+
+
+@pytest.mark.parametrize(
+    ("answer", "core", "effect"),
+    [
+        (None, metadata.version("megatron-core"), "unchanged"),
+        ([True, "0.15.3", False], "0.15.3", "restart"),
+        ([False, "0.15.3", False], "0.15.3", "restart"),
+        ([True, "", False], None, "unchanged"),
+        # Neither the library nor megatron-core: the script would run in the Python of the node agents.
+        ([False, "", False], metadata.version("megatron-core"), "unchanged"),
+    ],
+)
+def test_the_release_is_that_of_the_python_that_the_command_means(
+    answer: list[Any] | None, core: str | None, effect: str, folder: Path
+) -> None:
+    (folder / "train.py").write_text(CALLS_PRETRAIN)
+    python = folder / "python"
+    says = f"echo '{json.dumps(answer)}'" if answer is not None else f'exec "{sys.executable}" "$@"'
+    python.write_text(f"#!/bin/sh\n{says}\n")
+    python.chmod(0o755)
+    found = verdict(f"{python} train.py")
+    assert (found["verdict"], found["task"]["megatron_core"]) == (effect, core)
 
 
 @pytest.mark.parametrize("flag", ["--finetune", "--no-load-optim"])
@@ -308,9 +341,11 @@ def test_the_check_and_the_adapter_say_the_same_of_each_argument() -> None:
     restart = {name: one.heals_with for name, one in found.items() if one.effect is settings.Effect.RESTART}
     refused = {one.name: one.allowed for one in adapter.REFUSED}
     assert refused == restart
-    speed = {name: one.heals_with[0] for name, one in found.items() if one.effect is settings.Effect.OFF}
-    off = {name: value for name, value, _ in adapter.OFF}
-    assert speed.items() <= off.items()
+    said = {name: one.heals_with[0] for name, one in found.items() if one.effect is settings.Effect.OFF}
+    off = {name: value for name, value, _ in adapter.OFF if name not in adapter._OF_GROUPS}
+    """No argument switches those groups on, which are there by default."""
+    assert said == off
+    assert {name for name, one in found.items() if one.if_written} == {*adapter._DEFAULTS} - {*adapter._OF_GROUPS}
 
 
 def test_every_setting_is_an_argument_of_megatron() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -196,7 +197,8 @@ def test_a_whole_restart_runs_in_the_interpreter_that_its_command_means(
 @pytest.mark.parametrize("has_library", [True, False])
 def test_a_healed_script_runs_in_that_interpreter_where_it_has_the_library(folder: Path, has_library: bool) -> None:
     python = folder / "python"
-    python.write_text(f"#!/bin/sh\nexit {int(not has_library)}\n")
+    answer = json.dumps([has_library, "", False])
+    python.write_text(f"#!/bin/sh\necho '{answer}'\n")
     python.chmod(0o755)
     found = checked([str(python), "healed.py"])
     assert interpreter_of(found) == (str(python) if has_library else "")

@@ -78,6 +78,9 @@ _GROUPS = "its buffers belong to process groups that a fault replaces"
 _OF_GROUPS = ("enable_gloo_process_groups", "use_gloo_process_groups")
 """Names of one argument, before and from core 0.17 on."""
 
+_DEFAULTS = ("rerun_mode", "num_workers", *_OF_GROUPS)
+"""What Megatron-LM's own default switches on: nobody may have written it, so nothing is said."""
+
 OFF = (
     (
         "rerun_mode",
@@ -97,6 +100,8 @@ OFF = (
     ("inprocess_restart", False, "the library heals the fault that it would answer"),
     ("enable_ft_package", False, "the detector finds the fault that it would answer"),
     ("async_save", False, "a process that writes on would outlive the attempt that began it"),
+    ("exit_signal_handler_for_training", False, "it waits for ranks that may be lost, and leaves no checkpoint"),
+    ("num_workers", 0, "the training process reads its samples itself"),
     *((name, False, "the library makes the groups") for name in _OF_GROUPS),
     ("adlr_autoresume", False, "a task is resumed by its services"),
     ("check_weight_hash_across_dp_replicas_interval", None, "the library compares parameters itself"),
@@ -170,7 +175,7 @@ def switch_off(args: Any) -> None:
         given = getattr(args, name, value)
         if given != value:
             setattr(args, name, value)
-            if name not in ("rerun_mode", *_OF_GROUPS):  # these are defaults, which nobody has written
+            if name not in _DEFAULTS:
                 _say(f"unicron: --{name.replace('_', '-')} is off: {reason}")
 
 
