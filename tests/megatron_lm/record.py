@@ -29,12 +29,17 @@ RE_EXPORTED = {
 """Seams that their module has from another one: where they are defined."""
 
 
+def source_of(seam: Seam) -> str:
+    """Return the file that defines a seam, in a checkout."""
+    return RE_EXPORTED.get(seam.name, seam.module.replace(".", "/") + ".py")
+
+
 def parameters(seam: Seam, checkout: Path) -> list[str] | None:
     """Return the parameters of a seam in a checkout, whose source is read and not run; None: there is no such one.
 
     What has another name there is an attribute that is found when it is asked for: nothing is known of its parameters.
     """
-    source = checkout / RE_EXPORTED.get(seam.name, seam.module.replace(".", "/") + ".py")
+    source = checkout / source_of(seam)
     owner, _, name = seam.name.rpartition(".")
     body = ast.parse(source.read_text()).body
     classes = [node.body for node in body if isinstance(node, ast.ClassDef) and node.name == owner]

@@ -216,6 +216,7 @@ SEAMS = (
     ),
     Seam("get_args", "megatron.training.global_vars", "called", (), "Megatron-LM's globals"),
     Seam("get_timers", "megatron.training.global_vars", "called", (), "timers that a left loop has not stopped"),
+    Seam("get_tensorboard_writer", "megatron.training.global_vars", "called", (), "whether this rank writes"),
     Seam("_set_tensorboard_writer", "megatron.training.global_vars", "wrapped", ("args",), "by the last rank, once"),
     Seam(
         "open_file",
