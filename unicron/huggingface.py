@@ -26,7 +26,7 @@ import transformers
 from transformers.trainer_utils import TrainOutput
 
 import unicron
-from unicron.errors import UnsupportedModel, WrongLoop
+from unicron.errors import UnsupportedModel
 from unicron.training.run import Run
 from unicron.training.step import Step
 
@@ -185,6 +185,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # it has no types wh
             self.accelerator.backward(scaled)
             # What the step's mean over its micro-batches makes the loss of the whole batch.
             step.commit(k, scaled.detach() * self._micro_batches, self._sample_ids(step.number, k))
+        if self.control.should_training_stop:  # without an evaluation, since when others may not have asked
+            step.end_training()
         step.reduce()
         if self.args.max_grad_norm:
             step.clip_gradients(self.args.max_grad_norm)
@@ -218,14 +220,14 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # it has no types wh
         self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
         if step.number % self._steps_in_epoch() == 0:
             self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
-        if self.control.should_training_stop and step.number < self.state.max_steps:
-            raise WrongLoop("a callback ends the training early: train fewer steps, or stop the task")
         if self.control.should_log and not step.repeated and step.number in self._losses:
             self.log({"loss": self._losses[step.number], "learning_rate": self._get_learning_rate()})
         self.control.should_log = False
         if self.control.should_evaluate:
-            with run.boundary():
+            with run.boundary() as section:
                 self._evaluate(None, None)
+                if self.control.should_training_stop:
+                    section.end_training()
         if self.control.should_save:
             with run.boundary():
                 self._save_model_of(run, step.number)

@@ -102,8 +102,10 @@ for step in run.steps():
         run.optimizer.step()
         run.state["counter"].updates += 1
     if step.completed:
-        with run.boundary():
+        with run.boundary() as section:
             size = run.generation.world_size
+            if step.number == run.last_step:
+                section.end_training()
         seen.append({"norms": [before, clipped, after], "loss": step.loss, "size": size})
     run.heartbeat()
 found = {"steps": seen, "updates": run.state["counter"].updates}

@@ -1,4 +1,4 @@
-"""A training that ends with steps left (``step.end_training()``): behind the same step for all, through faults too."""
+"""A training that ends with steps left (``end_training()``): behind the same step for all, through faults too."""
 
 from __future__ import annotations
 
@@ -15,16 +15,24 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 LAST, STEPS = 3, 6
 
 ENDS = f"if step.number == {LAST} and run.generation.rank == 0: step.end_training()"
-SECTION = f"if step.completed and step.number == {LAST}:\n        with run.boundary():\n            pass"
+SECTION = f"if step.completed and step.number == {LAST}:\n        with run.boundary() as section:\n            "
+IN_SECTION = f"{SECTION}if run.generation.rank == 0: section.end_training()"
 
 
-@pytest.mark.parametrize("fault", ["1:3:1", "0:3:reduce:0", "1:3:update", "1:3:section"])
+@pytest.mark.parametrize(
+    ("fault", "asks"),
+    [
+        *((fault, {"begin": ENDS, "after": f"{SECTION}pass"}) for fault in ("1:3:1", "0:3:reduce:0", "1:3:update")),
+        *(("1:3:section", asks) for asks in ({"begin": ENDS, "after": f"{SECTION}pass"}, {"after": IN_SECTION})),
+        ("1:3:update", {"after": IN_SECTION}),
+    ],
+)
 async def test_all_end_behind_the_same_step_though_one_is_lost_in_it(
-    fault: str, tmp_path: Path, spec_file: SpecFile
+    fault: str, asks: dict[str, str], tmp_path: Path, spec_file: SpecFile
 ) -> None:
     """The process that comes has not been asked; behind the section it does no step in which it could be."""
     async with agent(tmp_path / "run") as a:
-        spec = spec_file(script=script(tmp_path, begin=ENDS, after=SECTION), steps=STEPS)
+        spec = spec_file(script=script(tmp_path, **asks), steps=STEPS)
         quiet = await train(a, spec)
         a.messages.clear()
         for worker in ("w2", "w3"):

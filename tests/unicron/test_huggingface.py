@@ -94,6 +94,26 @@ async def test_a_faulty_run_has_the_result_of_stock(tmp_path: Path, spec_file: S
     assert largest_difference(finished.parameters_path, stock) <= 1e-5
 
 
+@pytest.mark.parametrize(("event", "asked"), [("on_evaluate", 2), ("on_step_end", 1)])
+async def test_a_callback_of_one_process_ends_the_training_of_all(
+    event: str, asked: int, tmp_path: Path, spec_file: SpecFile
+) -> None:
+    """Behind the evaluation at once, and else behind the step that follows."""
+    ends = f"""
+class Ends(transformers.TrainerCallback):
+    def {event}(self, args, state, control, **_):
+        control.should_training_stop |= state.global_step == {asked} and state.is_world_process_zero
+
+ours.add_callback(Ends)
+"""
+    (script := tmp_path / "script.py").write_text(SCRIPT.replace("\nif STOCK:", f"{ends}\nif STOCK:"))
+    spec = spec_file(script=str(script), steps=4, batch={"global": 12, "micro": 2}, exact=False)
+    async with agent(tmp_path / "run") as a:
+        await asyncio.gather(*(a.fork(worker, spec) for worker in ("w0", "w1")))
+        await a.configure({"w0": "initial", "w1": "initial"})
+        assert (await a.finished(2)).step == 2
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

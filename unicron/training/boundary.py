@@ -42,6 +42,8 @@ class SectionHost(Protocol):
     """The step behind which this rank is in a section that is not done; 0: none."""
     random: tuple[int, Callable[[], None]]
     """The step of the newest section, and what puts random generators back to what they were before its first."""
+    last_step: int
+    """The step behind which the training ends."""
 
     def gather_parameters(self) -> None:
         """Wait until the parameters that other ranks have updated have arrived on this one."""
@@ -64,6 +66,7 @@ class Section:
         self._host, self.meets = host, meets
         self._failed: Exception | None = None
         """The error of the section's beginning, which its end reports: a block cannot be left before it has begun."""
+        self._ends = False
 
     def __enter__(self) -> Section:
         """Begin the section.
@@ -97,6 +100,18 @@ class Section:
         self.meets = True
         self._host.gather_parameters()
 
+    def end_training(self) -> None:
+        """Have the training end behind the step of this section, as ``step.end_training()`` does.
+
+        It is enough that one rank asks for it: the ranks agree as they meet at the section's end.
+
+        Raises:
+            WrongLoop: the ranks do not meet at the section's end.
+        """
+        if not self.meets:
+            raise WrongLoop("section.end_training() needs a section at whose end all ranks meet: run.boundary()")
+        self._ends = True
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
@@ -107,9 +122,11 @@ class Section:
         if error is None:
             try:
                 host.faults.reached(step.number, "section")
+                ends = torch.tensor([float(self._ends)], device=device.current())
                 if self.meets and dist.is_initialized() and dist.get_world_size() > 1:
-                    host.link.wait(dist.all_reduce(torch.zeros(1, device=device.current()), async_op=True))
+                    host.link.wait(dist.all_reduce(ends, async_op=True))
                 host.link.synchronize()
+                host.last_step = step.number if ends.item() else host.last_step
             except Exception as err:
                 error = err
         host.link.leave()
