@@ -1,79 +1,90 @@
-"""What the log has when the planner's service starts: end, newest decider and parameters, and where the answers are."""
+"""The start of the planner's service: it folds the log as replay does, and decides on what has no answer there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
 
 from services.planner.decide import DECIDER
-from services.planner.replay.sources import ANSWER_TYPES, answer_of
+from services.planner.replay.log_fold import Fold
+from services.planner.replay.sources import ANSWER_TYPES, Answer, AnsweredRows, answer_of
 from shared.errors import Conflict
-from shared.events.union import ClusterConfigured, Recorded
+from shared.events.union import Event, Recorded
 from shared.log.log import EventLog
-
-_CONFIGURED = str(ClusterConfigured.model_fields["type"].default)
-
-
-class Read(Protocol):
-    """Reads records of the log: ``Journal.read``."""
-
-    async def __call__(self, *, after: int, limit: int, types: Sequence[str] = ()) -> list[Recorded]:
-        """Return the records."""
-        ...
+from shared.log.scan import Row
+from shared.service.state_snapshots import records
 
 
-class LogStart(NamedTuple):
-    """Positions and ids that the log has when the service starts.
+class LogStart:
+    """Folds each recorded answer behind its cause. A cause without an answer is decided on.
 
-    ``last``: position of the last event. The other fields say what the log has behind the position from which the
-    service folds it. ``configured``: position of the last parameters; 0: none. ``decider``: the newest; 0: no plan.
-    ``answers``: position of each event of a type with which the planner answers, by its id. ``older``: ids of the plans
-    of older deciders.
-    """
+    A planner answers in order. So where a plan of an older decider for a later cause is in the log, that decider has
+    passed over a cause without an answer, which stays without one.
 
-    last: int
-    configured: int
-    decider: int
-    answers: dict[str, int]
-    older: frozenset[str] = frozenset()
-
-
-def start_of(log: EventLog, after: int = 0) -> LogStart:
-    """Return what the log has.
+    Attributes:
+        position: up to which the log has been folded.
+        last: position of the last event that counts as one of the start.
+        decided: what is to be appended.
+        stopped: set by another thread: ``fold`` returns before the next record.
 
     Args:
-        log: the log.
-        after: position from which the service folds it.
+        fold: the planner's.
+        position: at which the fold is.
+        decide: returns the answer to the record that the fold has taken last.
     """
-    last, decider = log.last_position(), 0
-    answers: dict[str, int] = {}
-    older: set[str] = set()
-    for position, event_id, data in log.raw(*ANSWER_TYPES, after=after):
-        answers[event_id] = position
-        if (answer := answer_of(position, event_id, data)) is not None:  # the fold reports a damaged row
-            decider = max(decider, answer.decider or 0)
-            if answer.decider is not None and answer.decider < DECIDER:
-                older.add(event_id)
-    configured = max((position for position, _, _ in log.raw(_CONFIGURED, after=after)), default=0)
-    return LogStart(last, configured, decider, answers, frozenset(older))
+
+    def __init__(self, fold: Fold, position: int, decide: Callable[[Recorded], list[Event]]) -> None:
+        self.position, self.last = position, 0
+        self.decided: list[Event] = []
+        self.stopped = False
+        self._fold, self._decide = fold, decide
+        self._answers: list[Answer] | None = None
+        self._older: set[str] = set()
+        """Ids of plans of older deciders that no cause has called for yet."""
+
+    def fold(self, log: EventLog) -> None:
+        """Fold the log. A call after one that an outage has interrupted goes on where that one was.
+
+        Raises:
+            Conflict: a newer planner has decided in the log: later plans of this planner could never be verified.
+            Corrupt: a record cannot be read back.
+            NewerVersion: a newer version of the program wrote a record.
+            Unavailable: the database does not answer.
+        """
+        if self._answers is None:
+            self._answers = self._look_through(log)
+        rows = AnsweredRows(rows_of(log, self.position), self._answers)
+        for row in rows:
+            if self.stopped or row.record is None or row.position > self.last:
+                break
+            answer: list[Event] = [record.event for record in rows.answers_to(row.record)]
+            if self._fold.take(row.record):
+                self._older -= {event.event_id for event in answer}
+                if not answer and not self._older:
+                    answer = self._decide(row.record)
+                    self.decided += answer
+                self._fold.answer(row.record, answer)
+            self.position = row.position
+
+    def _look_through(self, log: EventLog) -> list[Answer]:
+        """Return the answers in the log; take note of its end and of the deciders."""
+        self.last = log.last_position()
+        # The fold comes to a damaged row, and says so.
+        found = [answer_of(*row) or Answer(row[0], row[1], None) for row in log.raw(*ANSWER_TYPES, after=self.position)]
+        newest = max((answer.decider or 0 for answer in found), default=0)
+        if newest > DECIDER:
+            text = f"the log has plans of decider {newest}, this program is decider {DECIDER}: use a newer version"
+            raise Conflict(text)
+        self._older = {answer.event_id for answer in found if answer.decider is not None and answer.decider < DECIDER}
+        return found
 
 
-def check_decider(newest: int) -> None:
-    """Refuse a log in which a newer planner has decided: later plans of this planner could never be verified.
-
-    Args:
-        newest: the newest decider in the log.
+def rows_of(log: EventLog, after: int) -> Iterator[Row]:
+    """Yield the records behind a position as rows.
 
     Raises:
-        Conflict: it is above this program's.
+        Corrupt: a record cannot be read back.
+        NewerVersion: a newer version of the program wrote a record.
+        Unavailable: the database does not answer.
     """
-    if newest > DECIDER:
-        raise Conflict(f"the log has plans of decider {newest}, this program is decider {DECIDER}: use a newer version")
-
-
-async def last_parameters(read: Read, start: LogStart) -> ClusterConfigured | None:
-    """Return the parameters that were logged last; None if none were."""
-    for record in await read(after=start.configured - 1, limit=1) if start.configured else ():
-        if isinstance(record.event, ClusterConfigured):
-            return record.event
-    return None
+    for record in records(log, after):
+        yield Row(record.position, record.hash, "", record, "", None)

@@ -18,8 +18,7 @@ import uuid
 from datetime import datetime
 
 from services.planner.evolve import evolve
-from services.planner.log_start import check_decider, last_parameters, start_of
-from services.planner.logged_answers import LoggedAnswers
+from services.planner.log_start import LogStart
 from services.planner.lookahead.table import LookAhead
 from services.planner.metrics import LOOKED_UP, NO_COUNTS, SOLVED, PlannerMetrics
 from services.planner.replay.log_fold import Fold
@@ -49,7 +48,7 @@ RETRY_S = 1.0
 
 
 class Planner(Runner[State, Logged | Started, Append]):
-    """The service: its core, whose problems are solved ahead, the recorded answers, and its timers."""
+    """The service: its core, whose problems are solved ahead, and its timers."""
 
     def __init__(self, context: Context, keeper: StateKeeper[State] | None = None, clock: Clock = utc_now) -> None:
         self.look_ahead = LookAhead()
@@ -57,39 +56,35 @@ class Planner(Runner[State, Logged | Started, Append]):
         super().__init__(context, self._plans, clock, keeper)
         self._changed = asyncio.Event()
         self._aged = asyncio.Event()
-        self._answers = LoggedAnswers(context.journal.read, {})
         self._metrics = PlannerMetrics(context.registry, self.look_ahead)
         self._solver_prepared = False
 
     async def end_of_log(self) -> int:
-        """Look through the log behind the snapshot, and log the settings which decisions use, if they have changed.
+        """Fold the log behind the snapshot, and log the settings which decisions use, if they have changed.
 
         Raises:
             Conflict: a newer planner has decided in the log.
         """
         journal = self._context.journal
-        start = await journal.outages.outlast(LOG, lambda: start_of(journal.log, self.position))
-        check_decider(start.decider)
+        start = LogStart(self._plans, self.position, self._answer)
+        try:
+            await journal.outages.outlast(LOG, lambda: start.fold(journal.log))
+        finally:
+            start.stopped = True
+        self.position = start.position
         await journal.follow_time(start.last)
-        configured = await last_parameters(journal.read, start) or self.state.config
         now = configuration(self._context.settings, event_id=str(uuid.uuid4()), at=self._clock())
-        if has_changed(configured, now):
-            await journal.append([now])
-        self._answers = LoggedAnswers(journal.read, start.answers, start.older)
+        configured = [now] if has_changed(self.state.config, now) else []
+        if configured or start.decided:
+            await journal.append([*configured, *start.decided])
+        if self._snapshots is not None:
+            self._snapshots.handled(self.position)
         return start.last
 
-    async def recorded(self, record: Recorded) -> list[Event] | None:
-        """Return the recorded answer; an empty one if an older decider has passed over the record."""
-        answer = [each.event for each in await self._answers.to(record)]
-        return answer if answer or self._answers.has_older else None
-
     def decide(self, state: State, item: Logged | Started, at: datetime) -> tuple[State, list[Append]]:
-        """Decide (``services.planner.decide``) as of the time at which the record was logged."""
-        if isinstance(item, Started):
-            self._answers.forget()
-        if isinstance(item, Started) or self.started.is_set():  # else the next events were decided before
-            self._changed.set()
-            self._aged.set()
+        """Decide (``services.planner.decide``), as of the time at which the record was logged."""
+        self._changed.set()
+        self._aged.set()
         if not isinstance(item, Logged) or not (decided := self._answer(item.record)):
             return state, []
         for event in decided:

@@ -6,16 +6,15 @@ It is started with the position up to which the service has handled the log (``s
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 from services.planner.decide import DECIDER
+from services.planner.log_start import rows_of
 from services.planner.replay.log_fold import Fold
 from services.planner.replay.sources import ANSWER_TYPES, Answer, AnsweredRows
 from services.planner.state.cluster import State
 from shared.log.log import EventLog
-from shared.log.scan import Row
 from shared.service import state_keeper
-from shared.service.state_snapshots import KeptState, records
+from shared.service.state_snapshots import KeptState
 
 
 def _fold(log: EventLog, state: State, after: int, until: int) -> tuple[int, State]:
@@ -26,7 +25,7 @@ def _fold(log: EventLog, state: State, after: int, until: int) -> tuple[int, Sta
     """
     fold = Fold(state=state)
     answers = (Answer(position, event_id, None) for position, event_id in log.ids(*ANSWER_TYPES, after=after))
-    rows = AnsweredRows(_rows(log, after), answers)
+    rows = AnsweredRows(rows_of(log, after), answers)
     for row in rows:
         if row.position > until or row.record is None:
             break
@@ -35,11 +34,6 @@ def _fold(log: EventLog, state: State, after: int, until: int) -> tuple[int, Sta
         if fold.is_delivered:
             after, state = row.position, fold.state
     return after, state
-
-
-def _rows(log: EventLog, after: int) -> Iterator[Row]:
-    for record in records(log, after):
-        yield Row(record.position, record.hash, "", record, "", None)
 
 
 KEPT = KeptState("planner", State, _fold, DECIDER)

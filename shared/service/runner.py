@@ -5,7 +5,7 @@ folded and decided on, its events are appended and its other effects begun, befo
 counts as handled then, and whoever has brought another input gets the effects.
 
 At the start the service folds the log: from a state snapshot on, where it is given one, or from the first event. What
-the log has at the start was decided on before, unless ``recorded`` says otherwise.
+the log has at the start was decided on before, and its answers, if any, are folded in their turn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 
 from shared.bus.cancellation import cancelled
-from shared.events.union import Event, Recorded
+from shared.events.union import Recorded
 from shared.model import Clock
 from shared.service.changes import Changes
 from shared.service.core import Append, Logged, Started, StateFold
@@ -86,15 +86,8 @@ class Runner(ABC, Generic[State, Input, Effect]):
         """Begin what the service does beside the log, once the log of the start was folded."""
 
     async def end_of_log(self) -> int:
-        """Return the position of the last event that counts as one of the start."""
+        """Return the position of the last event of the start; a service may fold up to it by itself."""
         return await self._context.journal.last_position()
-
-    async def recorded(self, record: Recorded) -> Sequence[Event] | None:
-        """Return the events that the log has as the answer to a record; None: it is decided on now.
-
-        What the log had at the start has its answers there, if any, and they are folded in their turn.
-        """
-        return () if record.position <= self._last else None
 
     # ---- inputs
 
@@ -119,11 +112,8 @@ class Runner(ABC, Generic[State, Input, Effect]):
     async def take(self, record: Recorded) -> None:
         """Handle the next record of the log."""
         async with self._one_input:
-            if self.fold.take(record):
-                if (answer := await self.recorded(record)) is None:
-                    await self._decide(Logged(record), self._clock())
-                else:
-                    self.fold.answer(record, answer)
+            if self.fold.take(record) and record.position > self._last:
+                await self._decide(Logged(record), self._clock())
             self.position = record.position
             if self.position >= self._last and not self.started.is_set():
                 await self._start()

@@ -9,10 +9,8 @@ import pytest
 
 from services.planner import decide
 from services.planner.decide import DECIDER
-from services.planner.log_start import check_decider
 from services.planner.replay.log_fold import Fold
 from services.planner.replay.replay import Replayer, verify_records
-from shared.errors import Conflict
 from shared.events.union import PlanDecided, Recorded, StateMoved, derived_id
 from tests.planner.kit import World, answers_to, recorded_answers, running
 from tests.planner.test_replay import changed, course
@@ -108,13 +106,6 @@ def test_a_newer_decider_is_refused_with_both_numbers() -> None:
     assert (report.ok, report.verified, report.older) == (False, 1, 0)
     assert len(report.mismatches) == report.plans - 1
     assert f"decider {DECIDER + 1} is newer than this program's, {DECIDER}" in report.mismatches[0].problem
-
-
-def test_the_service_refuses_a_log_of_a_newer_decider() -> None:
-    for newest in (0, DECIDER):
-        check_decider(newest)
-    with pytest.raises(Conflict, match=f"decider {DECIDER + 1}"):
-        check_decider(DECIDER + 1)
 
 
 # ---- forged records beside the plan

@@ -207,10 +207,18 @@ class Planner(Runner[State, Logged | Started, Append]):
         own = ServiceLog(log, PLANNER)
         self.plans = Fold()
         super().__init__(context(own, Bus(cluster)), self.plans, now, own)
-        self.answers = recorded_answers(log.records)
+        self.records = log.records
 
-    async def recorded(self, record: Recorded) -> list[Event] | None:
-        return [answer.event for answer in answers_to(record, self.answers)] or None
+    async def end_of_log(self) -> int:
+        """Fold the log as ``LogStart`` does."""
+        last, answers = len(self.records), recorded_answers(self.records)
+        for record in self.records[self.position : last]:
+            if self.plans.take(record):
+                answer = [each.event for each in answers_to(record, answers)] or self.plans.decide(record)
+                self.plans.answer(record, answer)
+                await self._context.journal.append(answer)
+        self.position = last
+        return last
 
     def decide(self, state: State, item: Logged | Started, at: datetime) -> tuple[State, list[Append]]:
         if not isinstance(item, Logged) or not (decided := self.plans.decide(item.record)):
