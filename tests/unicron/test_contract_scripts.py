@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.unicron.conftest import SpecFile, largest_difference
+from tests.unicron.contract_course import CONTRACT
 from tests.unicron.harness import agent
-from tests.unicron.test_contract_courses import CONTRACT
 from tests.unicron.test_scripts import script, train
 from unicron.protocol.messages import Raised
 

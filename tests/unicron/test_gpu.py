@@ -13,8 +13,8 @@ import torch
 from services.agent.machine import hardware
 from services.agent.machine.hardware import VISIBLE_VARIABLE
 from tests.unicron.conftest import SpecFile, largest_difference
+from tests.unicron.contract_course import DP2, DP3, NCCL, PP, TP, Course, CourseFault, follow
 from tests.unicron.harness import ON_ONE_DEVICE, Agent, agent
-from tests.unicron.test_contract_courses import DP2, DP3, NCCL, PP, TP, Course, CourseFault, follow
 from unicron import device
 from unicron.protocol.messages import Finished, Progress, Raised, Resumed
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import pytest
 
 from tests.unicron.conftest import SpecFile, largest_difference
+from tests.unicron.contract_course import CONTRACT
 from tests.unicron.harness import Agent, agent, reference_of
-from tests.unicron.test_contract_courses import CONTRACT
 from tests.unicron.test_scripts import script
 from tests.unicron.test_snapshots import Nodes
 from tests.unicron.zygote import WRITES_AT_ONCE
