@@ -1,5 +1,6 @@
-"""The policies: one module for each published system, with the source of every assumption.
+"""The policies of published systems, with the source of every assumption.
 
+live_recovery.py                 systems whose tasks train on without a restart; each other one has its module
 parameters.py, parameters.json   each number with its unit, its source, and how it is known
 timing.py                        detection, restarts and live recoveries, as several systems have them
 restriction.py                   the solver's answer where no task may take another's workers
@@ -8,12 +9,9 @@ restriction.py                   the solver's answer where no task may take anot
 from __future__ import annotations
 
 from services.planner.problem.problem import Solve
-from simulator.policies.bamboo import BAMBOO
 from simulator.policies.byterobust import BYTEROBUST
+from simulator.policies.live_recovery import BAMBOO, OOBLECK, RECYCLE, TORCHFT
 from simulator.policies.megatron import MEGATRON, MEGATRON_SPARES
-from simulator.policies.oobleck import OOBLECK
-from simulator.policies.recycle import RECYCLE
-from simulator.policies.torchft import TORCHFT
 from simulator.policies.unicron import UNICRON, UNICRON_PAPER
 from simulator.policies.varuna import VARUNA
 from simulator.policy import Policy
