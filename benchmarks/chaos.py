@@ -33,8 +33,8 @@ from benchmarks.report import Report, at_least, run
 from cli.stack.children import SERVICES
 from cli.stack.processes import processes_of, run_module
 from cli.stack.stack import Stack
-from cli.waiting import Record, TimedOut, WaitingClient
-from shared.errors import Unavailable
+from cli.waiting import Record, WaitingClient
+from shared.errors import TimedOut, Unavailable
 
 KINDS = (*RANK_FAULTS, "two", "node", "service", "nats")
 

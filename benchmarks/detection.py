@@ -29,7 +29,8 @@ from benchmarks.detection_hangs import course as hang_course
 from benchmarks.detection_lab import TASK, Lab, Struck, laboratory, unix_s
 from benchmarks.detection_measures import Measures
 from benchmarks.report import Report, at_least, run
-from cli.waiting import Record, TimedOut
+from cli.waiting import Record
+from shared.errors import TimedOut
 
 SPECIFICATION: Record = {
     "model": {"layers": 2, "hidden": 32, "heads": 4, "sequence_length": 32},

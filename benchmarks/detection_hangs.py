@@ -9,7 +9,8 @@ from pathlib import Path
 from benchmarks.detection_lab import TASK, Lab, Struck, laboratory, unix_s
 from benchmarks.detection_measures import PERCENTILE, Measures, percentile
 from benchmarks.report import Report
-from cli.waiting import Record, TimedOut
+from cli.waiting import Record
+from shared.errors import TimedOut
 from shared.settings.model import Settings
 
 HANGS = {

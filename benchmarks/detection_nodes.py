@@ -11,8 +11,8 @@ import psutil
 from benchmarks.detection_lab import Lab, laboratory, unix_s
 from benchmarks.detection_measures import Measures
 from benchmarks.report import Report
-from cli.waiting import Record, TimedOut
-from shared.errors import UnicronError
+from cli.waiting import Record
+from shared.errors import TimedOut, UnicronError
 
 NODES = 3
 """Of the stack: one is lost at a time, and the others are witnesses of it."""

@@ -34,7 +34,8 @@ from shared.events.union import (
     TaskProgressed,
     TaskSubmitted,
 )
-from shared.log.chain import FIRST_HASH, row_hash
+from shared.log.base import FIRST_HASH
+from shared.log.chain import row_hash
 from shared.log.log import EventLog
 from shared.log.scan import utc_text
 from shared.log.schema import COLUMNS

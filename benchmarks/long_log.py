@@ -16,7 +16,8 @@ from typing import Any
 
 from benchmarks.log_course import SMALL, START, STEP, Cluster, Course, write_rows
 from shared.events.union import Event, Recorded
-from shared.log.chain import FIRST_HASH, row_hash
+from shared.log.base import FIRST_HASH
+from shared.log.chain import row_hash
 from shared.log.log import recorded
 from shared.log.scan import utc_text
 from shared.log.schema import COLUMNS, StoredRow

@@ -31,7 +31,7 @@ from benchmarks.report import Report
 from cli.stack.child import Child
 from services.api import present
 from services.api.live import LiveState
-from services.api.node_map import node_map
+from services.api.routers.nodes import node_map
 from services.api.store.projection_store import Store
 from services.api.store.tables import NODES, TASKS
 from shared.bus import credentials

@@ -68,7 +68,7 @@ def _proposals(
 ) -> Proposals:
     """Return the proposals from a list of the server that begin with what was typed."""
     try:
-        from cli.client import Client
+        from unicron_client.resources import Client
 
         with Client(ctx.params.get("server"), timeout_s=LIMIT_S) as client:
             order = {} if path == "/v1/nodes" else {"order": "newest"}

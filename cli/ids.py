@@ -8,7 +8,7 @@ from urllib.parse import quote
 from shared.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
-    from cli.client import Client
+    from unicron_client.resources import Client
 
 _LISTED = 10
 """Candidates that an error names."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from shared.si_prefixes import prefix_of
+from shared.text import prefix_of
 
 if TYPE_CHECKING:
     from rich.console import Console

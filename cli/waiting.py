@@ -12,13 +12,11 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from cli.client import Client
-from shared.errors import Unavailable, UnicronError
+from shared.errors import TimedOut, Unavailable, UnicronError
+from unicron_client.answers import task_path
 from unicron_client.asynchronous import AsyncConnection
-from unicron_client.resources import ENDED, task_path
-from unicron_client.waiting import TimedOut, until
-
-__all__ = ["AT_STRENGTH", "Record", "TimedOut", "WaitingClient"]
+from unicron_client.resources import ENDED, Client
+from unicron_client.waiting import until
 
 Record = dict[str, Any]
 """A JSON object of the interface."""

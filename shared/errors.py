@@ -11,7 +11,6 @@
       NotFound              no such task, plan, ...                 404, exit 3
         Archived            events that are in no segment here      404, exit 3
       Conflict              name in use, wrong state, run dir taken 409, exit 4
-        Fenced              older generation                        409, exit 4
         NameInUse           a living agent has the node's name      409, exit 4
         VersionConflict     the stream has new events, decide again 409, exit 4
         NewerVersion        written by a newer version of Unicron   409, exit 4
@@ -140,12 +139,6 @@ class Conflict(UnicronError):
     code = "conflict"
     status = 409
     exit_code = 4
-
-
-class Fenced(Conflict):
-    """A command, signal or result belongs to an older generation."""
-
-    code = "fenced"
 
 
 class NameInUse(Conflict):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -24,6 +24,15 @@ class Model(BaseModel):
     """A pydantic model that is immutable and refuses unknown fields and non-finite numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def filled(kind: type[M], source: object, **others: Any) -> M:
+    """Return a model whose fields are the others given, and what ``source`` has under the names of all further ones."""
+    same = {name: getattr(source, name) for name in kind.model_fields.keys() - others.keys() if hasattr(source, name)}
+    return kind(**same, **others)
 
 
 def utc_now() -> datetime:

@@ -39,7 +39,7 @@ from unicron.errors import (
 from unicron.protocol.versions import __version__
 
 if TYPE_CHECKING:
-    from unicron.join.origin import Origin
+    from unicron.join.user_state import Origin
     from unicron.megatron.schedule import each_backward
     from unicron.training.run import Generation, Run
     from unicron.training.step import Step

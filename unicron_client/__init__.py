@@ -13,7 +13,7 @@ training process.
 
 from __future__ import annotations
 
+from shared.errors import TimedOut
 from unicron_client.resources import Client
-from unicron_client.waiting import TimedOut
 
 __all__ = ["Client", "TimedOut"]

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from shared.interface.models import Attempt, EventRecord, Stopping, Task
     from unicron_client.specifications import Given
 
-__all__ = ["ENDED", "Client", "MissingOutput", "OutputLine", "Record", "server_sent", "task_path", "typed"]
-
 UNLIMITED = "any"
 """Value of ``max_workers`` that lifts the limit."""
 

@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from shared.errors import TimedOut
 
-__all__ = ["POLL_S", "TimedOut", "until"]
-
 T = TypeVar("T")
 
 POLL_S = 0.5

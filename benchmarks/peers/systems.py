@@ -18,8 +18,8 @@ from typing import Protocol
 from benchmarks.peers.job import DATA_VARIABLE, FAULT_VARIABLE, FOLDER_VARIABLE
 from cli.stack.processes import kill_below
 from cli.stack.stack import Stack
-from cli.waiting import Record, TimedOut, WaitingClient
-from shared.errors import Unavailable
+from cli.waiting import Record, WaitingClient
+from shared.errors import TimedOut, Unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from cli.client import Client
 from cli.demo.straggler import Straggler
 from cli.waiting import Record
+from unicron_client.resources import Client
 
 FOLDER = "postmortem"
 """Folder of the pages, below the run folder."""

@@ -1,6 +1,9 @@
 """The demo's course: two tasks train, faults strike them one after the other, both train to their end.
 
-``cli/demo/reference.py`` trains them again without failures; ``cli/demo/report.py`` has what the demo prints.
+``cli/demo/run.py`` trains them again without failures; ``cli/demo/report.py`` has what the demo prints.
+
+The live view has tasks with steps, loss and WAF, workers, and incidents with how far each is handled. At the end each
+task is trained once more by one process, without failures, and compared with its result.
 """
 
 from __future__ import annotations
@@ -9,23 +12,30 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import yaml
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from cli.demo.postmortem import write_pages
-from cli.demo.reference import compare
-from cli.demo.report import Check, Report
-from cli.demo.screen import View
+from cli.demo.report import Check, Report, TaskComparison, compare_parameters
 from cli.demo.straggler import SLOWDOWN, straggle
 from cli.stack.devices import Division
 from cli.stack.processes import SeenProcesses, run_module
+from cli.stack.run_directory import RunDirectory
 from cli.stack.stack import Stack
-from cli.waiting import AT_STRENGTH, Record, TimedOut, WaitingClient
+from cli.waiting import AT_STRENGTH, Record, WaitingClient
+from services.agent.machine.hardware import VISIBLE_VARIABLE
 from services.planner.replay.replay import verify
+from shared.errors import TimedOut, UnicronError
 from shared.events.plans import Trigger
 from shared.log.log import EventLog
 
@@ -40,6 +50,115 @@ STEPS = {"gpt-large": 170, "gpt-small": 580}
 
 CORES = 2
 """Cores of the machine on which the numbers of steps were chosen. Machines with more cores get more steps."""
+
+
+REFRESH_S = 0.5
+"""Twice a second suffices for the eye, and is little work for the API."""
+
+
+class View:
+    """Prints what happens; on a terminal, with a table of the present state below."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._started = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print one line with the time since the start."""
+        self._console.print(f"{time.monotonic() - self._started:6.1f} s  {text}", highlight=False)
+
+    async def follow(self, client: WaitingClient) -> None:
+        """Show the state of the stack until cancelled; return at once where the output is no terminal."""
+        if not self._console.is_terminal:
+            return
+        with Live(console=self._console, auto_refresh=False, transient=True) as live:
+            while True:
+                with suppress(UnicronError):
+                    tasks, nodes = await client.items("/v1/tasks"), await client.items("/v1/nodes")
+                    state = Group(_tasks(tasks), _nodes(nodes), _incidents(await client.incidents()))
+                    live.update(state, refresh=True)
+                await asyncio.sleep(REFRESH_S)
+
+
+def _tasks(tasks: list[dict[str, Any]]) -> Table:
+    table = Table(title="tasks", title_justify="left")
+    for name in ("task", "state", "step", "workers", "generation", "loss", "GFLOP/s", "WAF"):
+        table.add_column(name)
+    for t in tasks:
+        table.add_row(
+            t["name"],
+            t["state"],
+            f"{t['step']}/{t['steps']}",
+            str(t["workers"]),
+            str(t["generation"]),
+            "-" if t["loss"] is None else f"{t['loss']:.4f}",
+            f"{(t['throughput_flop_per_s'] or 0) / 1e9:.2f}",
+            f"{(t['waf_flop_per_s'] or 0) / 1e9:.2f}",
+        )
+    return table
+
+
+def _nodes(nodes: list[dict[str, Any]]) -> Text:
+    text = Text()
+    for node in nodes:
+        cells = " ".join(
+            f"[{w['task'] or '-'}{'' if w['rank'] is None else ':' + str(w['rank'])}]" for w in node["workers"]
+        )
+        text.append(f"{node['name']} {node['state']:9s} {cells}\n", style="" if node["state"] == "ready" else "red")
+    return text
+
+
+def _incidents(incidents: list[dict[str, Any]]) -> Text:
+    text = Text()
+    for i in incidents:
+        times = {"restored": "restored_at", "over": "closed_at", "resumed": "resumed_at"}
+        state = next((word for word, name in times.items() if i[name]), "being handled")
+        text.append(f"{i['severity']} {i['kind']} on {i['worker'] or i['node']}: {state}\n", style="yellow")
+    return text
+
+
+async def compare(
+    specs: list[Record], tasks: list[Record], run_dir: Path, devices: Sequence[str] = ()
+) -> list[TaskComparison]:
+    """Train every specification without failures; return how the tasks' results compare.
+
+    The stack has ended by then. The folder stays locked until the comparison is done: another demo would empty it.
+
+    Args:
+        specs: of the demo's tasks; each lies in ``<run_dir>/<name>.json`` too.
+        tasks: as the interface shows them after their end.
+        run_dir: the demo's folder; references go below ``reference/``.
+        devices: ``CUDA_VISIBLE_DEVICES`` of each node of the demo; empty: it trained on the CPU.
+
+    Raises:
+        Conflict: another process uses the folder.
+        Unavailable: a reference could not be trained.
+    """
+    by_name = {task["name"]: task for task in tasks}
+    with RunDirectory(run_dir):
+        shown = devices or [""] * len(specs)
+        await asyncio.gather(*(_train(s["name"], run_dir, its) for s, its in zip(specs, shown, strict=False)))
+        return [_comparison(spec, by_name[spec["name"]]["result"] or {}, run_dir) for spec in specs]
+
+
+def _comparison(spec: Record, result: Record, run_dir: Path) -> TaskComparison:
+    reference = run_dir / "reference" / spec["name"] / "result"
+    difference = compare_parameters(Path(result["parameters_path"]), reference / "parameters.safetensors")
+    summary = json.loads((reference / "summary.json").read_text())
+    return TaskComparison(
+        name=spec["name"],
+        steps=result["steps"],
+        expected_steps=spec["steps"],
+        max_abs_parameter_difference=difference,
+        samples_identical=summary["samples_sha256"] == result["samples_sha256"],
+    )
+
+
+async def _train(name: str, run_dir: Path, device: str) -> None:
+    directory = run_dir / "reference" / name
+    directory.mkdir(parents=True)
+    arguments = ("--spec", str(run_dir / f"{name}.json"), "--directory", str(directory))
+    await run_module("unicron.train", *arguments, **{VISIBLE_VARIABLE: device})
 
 
 def examples_directory() -> Path:

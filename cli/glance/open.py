@@ -25,7 +25,7 @@ def open(
     It can be opened once, within two minutes. The browser's session ends after twelve hours, with --revoke, or when the
     token is removed by which you use the server.
     """
-    from cli.client import Client
+    from unicron_client.resources import Client
 
     if everybody and not revoke:
         raise InvalidInput("--everybody: goes with --revoke only")

@@ -21,10 +21,10 @@ def ps(
     ETA: how long the task still trains if its steps take as long as of late. The last line says how the control plane
     is: while a part of it is away, faults are not healed.
     """
-    from cli.client import Client
     from cli.glance.status import PATH, summary
     from cli.progress import eta
     from cli.tasks.notable import notable
+    from unicron_client.resources import Client
 
     with Client(server) as client:
         page = client.pages("/v1/tasks", {"state": state or None})

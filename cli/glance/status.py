@@ -26,7 +26,7 @@ def status(server: Server = None, output: Output = Format.TEXT) -> None:
     Exit status: 0 if nothing needs somebody, 1 if a part does not work, an incident is stuck, a node is isolated, lost
     or unreachable, or a task has failed within a day or waits for its operator.
     """
-    from cli.client import Client
+    from unicron_client.resources import Client
 
     with Client(server) as client:
         found = client.get("/v1/troubles")

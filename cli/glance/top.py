@@ -16,8 +16,8 @@ from cli.options import Format, Output, Server
 from cli.output import console, print_json
 
 if TYPE_CHECKING:
-    from cli.client import Client
     from cli.glance.top_look import Look
+    from unicron_client.resources import Client
 
 _QUIT = frozenset({b"q", b"Q"})
 
@@ -36,8 +36,8 @@ def top(
     trains if its steps take as long as of late. Ids are cut: other verbs take the beginning of an id. Where the output
     is no terminal, one frame is printed with all rows.
     """
-    from cli.client import Client
     from cli.glance.top_look import look
+    from unicron_client.resources import Client
 
     with Client(server) as client:
         if output is Format.JSON:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cli.glance.status import PATH
 
 if TYPE_CHECKING:
-    from cli.client import Client
+    from unicron_client.resources import Client
 
 Record = dict[str, Any]
 """A JSON object of the interface."""

@@ -80,7 +80,7 @@ def cost(
 
     Every allocated second of a worker has one kind; docs/costs.md defines them.
     """
-    from cli.client import Client
+    from unicron_client.resources import Client
 
     asked = {"from": _utc(start), "to": _utc(end), "bucket": bucket.value if bucket is not None else None}
     with Client(server) as client:

@@ -35,7 +35,7 @@ def show(
     What other answers would have cost is a model. The last lines are commands that show more. With -o json: the
     incident with the members headline, found, phases and decisions of its post-mortem.
     """
-    from cli.client import Client
+    from unicron_client.resources import Client
 
     with Client(server) as client:
         path = id_path(client, "incident", incident)

@@ -90,7 +90,7 @@ def incidents(
         return
     if every and last is not None:
         raise InvalidInput("--all: does not go with --last")
-    from cli.client import Client
+    from unicron_client.resources import Client
 
     most = None if every else _NEWEST if last is None else last
     with Client(server) as client:
@@ -133,7 +133,7 @@ def incidents(
 @app.command("acknowledge")
 def acknowledge_incident(incident: IncidentId, server: Server = None, output: Output = Format.TEXT) -> None:
     """Say that somebody takes care of an incident."""
-    from cli.client import Client
+    from unicron_client.resources import Client
 
     with Client(server) as client:
         shown = client.post(f"{id_path(client, 'incident', incident)}/acknowledge")
@@ -152,7 +152,7 @@ def note_incident(
     output: Output = Format.TEXT,
 ) -> None:
     """Add a note to an incident."""
-    from cli.client import Client
+    from unicron_client.resources import Client
 
     with Client(server) as client:
         shown = client.post(f"{id_path(client, 'incident', incident)}/notes", {"text": words})

@@ -12,7 +12,7 @@ from cli.options import Format, Output, Server
 from cli.output import print_json
 
 if TYPE_CHECKING:
-    from cli.client import Client
+    from unicron_client.resources import Client
 
 
 def inject(
@@ -41,9 +41,9 @@ def inject(
 
     The server and its agents need UNICRON_FAULT_INJECTION=1. The fault is in the log before it happens.
     """
-    from cli.client import Client
     from shared.errors import NotFound
     from shared.messages.injection import parse, refusal
+    from unicron_client.resources import Client
 
     found = parse(fault)
     if found.of_rank and rank is None:
@@ -71,8 +71,8 @@ def inject(
 
 def _rank_is_missing(name: str, kind: str, server: str | None) -> str:
     """Return what is wrong with a fault of a rank without a rank; also that NAME is a node, if the server says so."""
-    from cli.client import Client
     from shared.errors import UnicronError
+    from unicron_client.resources import Client
 
     what = f"{kind} strikes a rank of a task: give the task, and --rank"
     try:

@@ -42,7 +42,7 @@ def postmortem(
     INCIDENT: the id of an incident, or of a slow worker, which is no incident. The name of a worker, such as n1/0,
     stands for the newest time that it was slow.
     """
-    from cli.client import Client
+    from unicron_client.resources import Client
 
     with Client(server) as client:
         path = postmortem_path(client, fault)

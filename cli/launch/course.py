@@ -23,7 +23,8 @@ from cli.stack.stack import Stack
 from cli.waiting import Record, WaitingClient
 from shared.errors import Conflict, Unavailable, UnicronError
 from shared.tasks.specification import TaskSpec
-from unicron_client.resources import ENDED, Client, task_path
+from unicron_client.answers import task_path
+from unicron_client.resources import ENDED, Client
 
 PATIENCE_S = 300.0
 """How long a server may be away. A control plane that is started anew is back within a minute, and a run of days must

@@ -11,7 +11,8 @@ from cli.launch.specification import numbered
 from cli.waiting import Record
 from shared.errors import NotFound
 from shared.tasks.specification import TaskSpec
-from unicron_client.resources import ENDED, Client, task_path
+from unicron_client.answers import task_path
+from unicron_client.resources import ENDED, Client
 from unicron_client.specifications import as_body
 
 _RESUMED = frozenset({"stopped", "failed"})

@@ -1,22 +1,108 @@
-"""``unicron agent``: a node's agent, in the foreground; and one that works elsewhere, started again."""
+"""``unicron agent``: a node's agent, in the foreground; and one that works elsewhere, started again.
+
+With ``--join FILE`` this process becomes the agent, with the settings that follow from the file.
+"""
 
 from __future__ import annotations
 
+import os
+import stat
+import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 from urllib.parse import quote
 
 import typer
 
 from cli.options import Format, NodeName, Output, Server, given
 from cli.output import print_json
+from services.agent.machine import hardware
+from services.agent.machine.hardware import VISIBLE_VARIABLE
+from shared.bus import credentials
+from shared.bus.credentials import Credential
 from shared.errors import Conflict, InvalidInput
+from shared.service.joining import CREDENTIAL, CREDENTIAL_FD, check_identity, joined
+from shared.settings.model import Settings, read_settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 TIMEOUT_S = 60.0
 """An agent starts in one to two seconds, on a busy machine in ten. It may have to wait for NATS or the detector."""
+
+
+MODULE = "services.agent.main"
+"""The node's main process."""
+
+
+def run_agent(file: Path, changes: Mapping[str, Any]) -> NoReturn:
+    """Become the node's main process. Its settings are checked before, so that whoever called has the error.
+
+    Args:
+        file: the node's credential.
+        changes: settings that were given as options.
+
+    Raises:
+        InvalidInput: the file cannot be used, or a setting is not allowed.
+    """
+    variables = agent_environment(file, changes)
+    # One process: whoever started the command signals the supervisor itself.
+    os.execve(sys.executable, [sys.executable, "-P", "-m", MODULE], variables)  # nosec B606 # fixed program
+
+
+def agent_environment(file: Path, changes: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment of the node's main process.
+
+    Args:
+        file: the node's credential.
+        changes: settings that were given as options.
+
+    Raises:
+        InvalidInput: the file cannot be used, or a setting is not allowed.
+    """
+    credential = _read(file)
+    settings = joined(read_settings(**changes), credential)
+    if not credential.servers and "nats_url" not in settings.model_fields_set:
+        raise _refused(
+            file,
+            "does not say where NATS is: `unicron keys make --server nats://HOST:4222` beside NATS writes that into "
+            "all files there, to copy anew; or set UNICRON_NATS_URL",
+        )
+    found = {**changes, **_workers(settings)}
+    variables = {name: value for name, value in os.environ.items() if name != CREDENTIAL_FD}
+    return variables | {
+        **{f"UNICRON_{field.upper()}": str(value) for field, value in found.items()},
+        CREDENTIAL: str(file.absolute()),
+    }
+
+
+def _read(file: Path) -> Credential:
+    """Return the credential of a node in a file that nobody else can read."""
+    try:
+        mode = file.stat().st_mode
+    except OSError as err:
+        raise _refused(file, f"cannot be read: {err.strerror or err}") from err
+    if mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise _refused(file, f"is open to every user (mode {stat.S_IMODE(mode):04o}): `chmod 600 {file}`")
+    try:
+        credential = credentials.read(file)
+        check_identity(credential, "")
+    except InvalidInput as err:
+        raise _refused(file, f"is not a node's credential as `unicron node add` made it: {err.detail}") from err
+    return credential
+
+
+def _workers(settings: Settings) -> dict[str, int]:
+    """Return how many workers the node has, if its devices say so and no setting does."""
+    if "workers_per_node" in settings.model_fields_set:
+        return {}
+    devices = hardware.device_count(os.environ.get(VISIBLE_VARIABLE), settings.hardware)
+    return {"workers_per_node": devices} if devices else {}
+
+
+def _refused(file: Path, problem: str) -> InvalidInput:
+    return InvalidInput(f"--join: {file} {problem}", [{"field": "--join", "value": str(file), "problem": problem}])
 
 
 @app.callback(invoke_without_command=True)
@@ -48,7 +134,7 @@ def agent(
         return
     if join is None:
         raise InvalidInput("--join is needed: FILE, which `unicron node add` has made for this node")
-    from cli.nodes.join import run_agent
+    from cli.nodes.agent import run_agent
 
     run_agent(join, changes)
 
@@ -65,8 +151,8 @@ def restart(
     The node's supervisor, fork server and ranks stay as they are. To replace these, drain the node and restart its
     service.
     """
-    from cli.client import Client
     from cli.waiting import wait_for_successor
+    from unicron_client.resources import Client
 
     begun_s = time.monotonic()
     with Client(server) as client:

@@ -1,4 +1,4 @@
-"""``unicron drain``."""
+"""``unicron cordon`` and ``drain``: nodes that take no new work."""
 
 from __future__ import annotations
 
@@ -9,6 +9,26 @@ import typer
 
 from cli.options import Format, NodeName, Output, Server
 from cli.output import print_json
+
+
+def cordon(
+    node: NodeName,
+    reason: Annotated[str, typer.Option(help="Why, for other people.")] = "",
+    server: Server = None,
+    output: Output = Format.TEXT,
+) -> None:
+    """Place no new work on a node; what runs there stays.
+
+    The cordon holds until `unicron return`, also when the node's agent is started again.
+    """
+    from unicron_client.resources import Client
+
+    with Client(server) as client:
+        answer = client.post(f"/v1/nodes/{quote(node, safe='')}/cordon", {"reason": reason})
+    if output is Format.JSON:
+        print_json(answer)
+    else:
+        print(f"{answer['name']}: {answer['state']}")
 
 
 def drain(
@@ -27,8 +47,8 @@ def drain(
 
     The node takes no new work until `unicron return`, also when its agent is started again.
     """
-    from cli.client import Client
     from cli.waiting import wait_until_drained
+    from unicron_client.resources import Client
 
     path = f"/v1/nodes/{quote(node, safe='')}"
     with Client(server) as client:

@@ -22,7 +22,7 @@ Detector = Annotated[bool, typer.Option("--detector", help="The limits by which 
 
 def nodes(server: Server = None, detector: Detector = False, output: Output = Format.TEXT) -> None:
     """List nodes and their workers."""
-    from cli.client import Client
+    from unicron_client.resources import Client
 
     with Client(server) as client:
         if detector:

@@ -21,7 +21,7 @@ def return_node(node: NodeName, server: Server = None, output: Output = Format.T
 
     The node's agent tests itself first: folders, processes, computation, memory, bandwidth to others.
     """
-    from cli.client import Client
+    from unicron_client.resources import Client
 
     with Client(server) as client:
         answer = client.post(f"/v1/nodes/{quote(node, safe='')}/return", read_timeout_s=TEST_TIMEOUT_S)

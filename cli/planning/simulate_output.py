@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from cli.output import print_json_line, print_table
 from simulator.outcome import Outcome
+from simulator.report.page import seconds, si
 from simulator.report.summary import Comparison, PolicyLine, compare
-from simulator.report.units import seconds, si
 from simulator.workloads.workload import Workload
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ def events(
 
     With --follow -o json: one object a line.
     """
-    from cli.client import Client
+    from unicron_client.resources import Client
 
     with Client(server) as client:
         start = {"after": after, "last": last, "type": list(kinds or ()) or None, "since": moment(since)}
@@ -79,7 +79,7 @@ def _follow(client: Any, start: dict[str, Any], output: Format) -> None:
 
 def records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Yield the records in a stream of server-sent events."""
-    from unicron_client.resources import server_sent
+    from unicron_client.answers import server_sent
 
     return server_sent(lines)
 

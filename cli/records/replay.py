@@ -13,7 +13,8 @@ import typer
 from cli.options import log_url
 from cli.progress import number_bar
 from cli.records.what_if import history, print_history
-from services.planner.replay.replay import Place, Replayer, Report
+from services.planner.replay.replay import Place, Replayer
+from services.planner.replay.verification import Report
 from shared.archive.signed_heads import anchors_of, read_heads, read_key
 from shared.errors import Corrupt, InvalidInput, NewerVersion
 from shared.log.anchors import Anchor, Defect, parse_anchor

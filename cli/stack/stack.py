@@ -23,11 +23,11 @@ import psutil
 from cli.stack.child import START_TIMEOUT_S, Child
 from cli.stack.children import SERVICES, STOP_ORDER, Children
 from cli.stack.run_directory import RunDirectory
-from cli.waiting import TimedOut, WaitingClient
+from cli.waiting import WaitingClient
 from services.agent.files.snapshot_folders import node_folder
 from services.agent.machine.hardware import VISIBLE_VARIABLE
 from shared.bus.identities import node_identity
-from shared.errors import Unavailable, UnicronError
+from shared.errors import TimedOut, Unavailable, UnicronError
 from shared.nats.nats_server import NatsServer
 from shared.service.joining import CREDENTIAL
 from shared.settings.model import read_settings

@@ -28,7 +28,7 @@ def change(
 
     The planner divides the workers anew at once. What is not given stays.
     """
-    from cli.client import Client
+    from unicron_client.resources import Client
 
     patch = merge_patch(weight, least, most)
     with Client(server) as client:

@@ -44,8 +44,8 @@ def logs(
     With -o json: one object a line, with the worker, the generation and the line; for what is left out one with the
     workers, the node and the problem.
     """
-    from cli.client import Client
     from unicron_client.output import output as output_of
+    from unicron_client.resources import Client
 
     wanted = _expression(grep)
     if follow:

@@ -17,7 +17,7 @@ from cli.output import print_json
 if TYPE_CHECKING:
     import httpx
 
-    from cli.client import Client
+    from unicron_client.resources import Client
 
 READ_TIMEOUT_S = 620.0
 """Longest pause of an answer: the server waits up to 600 s for the digest of a large file."""
@@ -42,7 +42,7 @@ def result(
     They come from the node that wrote them. The file gets its name once it is complete and its SHA-256 is right; a
     download that broke off goes on when the command is repeated.
     """
-    from cli.client import Client
+    from unicron_client.resources import Client
 
     target = file if file is not None else Path(f"{task}.safetensors")
     with Client(server) as client:

@@ -12,7 +12,7 @@ from cli.output import clock, number, print_fields, print_json, print_table
 from unicron_client.answers import restarts_whole, step_of
 
 if TYPE_CHECKING:
-    from cli.client import Client
+    from unicron_client.resources import Client
 
 _INCIDENTS = 3
 """Ids of incidents that are shown, the newest first; `unicron incidents --task` lists all."""
@@ -86,9 +86,9 @@ def show(
 
     The name may be that of a task that was deleted.
     """
-    from cli.client import Client
     from cli.progress import eta
     from cli.tasks.notable import notable
+    from unicron_client.resources import Client
 
     path = f"/v1/tasks/{quote(task, safe='')}"
     with Client(server) as client:

@@ -20,7 +20,7 @@ def slow_workers(
     A task with a slow worker trains on, so it is no incident. SLOWER: own compute time over that of the peers, as
     measured last. `unicron postmortem ID` says what was decided about one, and what it cost.
     """
-    from cli.client import Client
+    from unicron_client.resources import Client
 
     with Client(server) as client:
         page = client.pages("/v1/slow-workers", {"task": task})

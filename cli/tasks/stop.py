@@ -1,7 +1,8 @@
-"""``unicron stop``."""
+"""``unicron stop``, ``kill``, ``resume`` and ``delete``: the ends of a task, and its going on."""
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -9,6 +10,7 @@ import typer
 
 from cli.options import Format, Output, Server, TaskName
 from cli.output import print_json
+from unicron_client.answers import restarts_whole
 
 
 def stop(
@@ -23,8 +25,8 @@ def stop(
     A later submission under its name resumes from that checkpoint. A task whose checkpoint cannot be written does not
     stop, unless --discard is given: it trains on.
     """
-    from cli.client import Client
     from cli.waiting import wait_for_stop
+    from unicron_client.resources import Client
 
     with Client(server) as client:
         answer = client.post(f"/v1/tasks/{quote(task, safe='')}/stop", {"lose_steps": discard})
@@ -44,3 +46,79 @@ def _outcome(task: dict[str, Any]) -> str:
         return f"{task['name']}: {task['state']}: {task['reason']}; --discard stops it without a checkpoint"
     saved = f", saved in {task['checkpoint']}" if task["checkpoint"] and task["saved_step"] == task["step"] else ""
     return f"{task['name']}: {task['state']} at step {task['step']}{saved}: {task['reason']}"
+
+
+def kill(
+    task: TaskName,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    server: Server = None,
+    output: Output = Format.TEXT,
+) -> None:
+    """End a task at once, without a checkpoint.
+
+    Its processes are ended in the midst of a step (SIGKILL), whatever they do: steps since its newest checkpoint are
+    lost. A later submission under its name goes on from that checkpoint. `unicron stop` waits for the step, and saves.
+    On a terminal the command asks first.
+    """
+    from cli.waiting import wait_for_stop
+    from unicron_client.resources import Client
+
+    with Client(server) as client:
+        path = f"/v1/tasks/{quote(task, safe='')}"
+        if not yes and sys.stdin.isatty():
+            _confirm(client.get(path))
+        asked = client.post(f"{path}/stop", {"lose_steps": True, "at_once": True})
+        ended = wait_for_stop(server, asked["name"])
+    if output is Format.JSON:
+        print_json(ended)
+    else:
+        print(f"{ended['name']}: {ended['state']} at step {ended['step']}: {ended['reason']}")
+
+
+def _confirm(task: dict[str, Any]) -> None:
+    """Ask on standard error; end the command unless the answer is yes."""
+    saved = (
+        f"what follows step {task['saved_step']}, that of its newest checkpoint" if task["checkpoint"] else "all of it"
+    )
+    question = f"End {task['name']} ({task['state']}, step {task['step']}) at once? {saved.capitalize()} is lost."
+    # Not typer.confirm, which prints the space behind a question on standard output.
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise typer.Exit(1)
+
+
+def delete(task: TaskName, server: Server = None, output: Output = Format.TEXT) -> None:
+    """List a task that has ended no more.
+
+    Its events stay in the log, and its checkpoints and output where they are: a later submission of the name goes on
+    from the newest checkpoint.
+    """
+    from unicron_client.resources import Client
+
+    with Client(server) as client:
+        answer = client.request("DELETE", f"/v1/tasks/{quote(task, safe='')}")
+    if output is Format.JSON:
+        print_json(answer)
+        return
+    kept = f"; its checkpoint stays: {answer['checkpoint']}" if answer["checkpoint"] else ""
+    print(f"{answer['name']}: deleted{kept}")
+
+
+def resume(task: TaskName, server: Server = None, output: Output = Format.TEXT) -> None:
+    """Have a task that was stopped or has failed go on from its checkpoint.
+
+    Its last specification is submitted again, with the changes that were made while it ran. Newer copies that its nodes
+    still have in memory count before the checkpoint, and where there is none. A task that waits after
+    failures is tried again at once.
+    """
+    from unicron_client.resources import Client
+
+    with Client(server) as client:
+        answer = client.post(f"/v1/tasks/{quote(task, safe='')}/resume")
+    if output is Format.JSON:
+        print_json(answer)
+    else:
+        where = f"step {answer['step']}{', or from a newer copy in memory' if answer['copies_kept'] else ''}"
+        if restarts_whole(answer["spec"]):
+            where = "the script's own checkpoint"
+        print(f"{answer['name']}: {answer['state']}, goes on from {where}")

@@ -31,9 +31,9 @@ def submit(
 
     The specification is checked before it is sent. Relative paths in it are taken from its own folder.
     """
-    from cli.client import Client
     from cli.progress import task_bar
     from cli.waiting import wait_for_end
+    from unicron_client.resources import Client
     from unicron_client.specifications import as_body, specification
 
     spec = specification(file)

@@ -39,7 +39,7 @@ from services.agent.metrics import AgentMetrics
 from services.agent.node.process import Process
 from services.agent.node.record import NodeRecord
 from services.agent.node.slots import Node
-from services.agent.ranks import ending_processes, stacks
+from services.agent.ranks import fork_server, stacks
 from services.agent.ranks.fork_server import Children, Forked
 from services.agent.ranks.fork_servers import ForkServers
 from services.agent.ranks.output_limits import OutputLimits
@@ -273,7 +273,7 @@ class Agent:
         for process in ending:
             process.ending = True
         self._record()
-        await ending_processes.end(ending, self._changes, quit_=self._quit, kill=self._kill)
+        await fork_server.end(ending, self._changes, quit_=self._quit, kill=self._kill)
 
     async def open_store(self, task: str, generation: int) -> tuple[str, int]:
         """Run a rendezvous store; return its host and port.
@@ -384,7 +384,7 @@ class Agent:
         for process in found.never_forked:
             self.node.slots[process.worker] = None
         for process in found.gone:
-            self._background.spawn(self._rank_exited(process.id, ending_processes.KILLED))
+            self._background.spawn(self._rank_exited(process.id, fork_server.KILLED))
         for process_id, pid in found.unwanted.items():
             logger.warning("process %s (pid %d) is not wanted any more", process_id, pid)
             with contextlib.closing(Forked(pid)) as forked:
@@ -406,8 +406,8 @@ class Agent:
         for process in [process for process in self.node.processes() if process.python == python]:
             if (forked := self._forked.get(process.id)) is not None:
                 forked.kill()
-                await asyncio.to_thread(forked.wait, ending_processes.KILLED_TIMEOUT_S)
-            await self._rank_exited(process.id, ending_processes.KILLED)
+                await asyncio.to_thread(forked.wait, fork_server.KILLED_TIMEOUT_S)
+            await self._rank_exited(process.id, fork_server.KILLED)
         self._stores.close_all(python)
         if not python:
             await self._fork_servers.reconnect()

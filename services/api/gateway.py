@@ -34,10 +34,9 @@ from services.api.store.feed import Feed
 from services.api.store.projection_store import Store
 from services.api.store.readers import ViewReader
 from services.api.store.tables import CLUSTER, NODES, TASKS
-from services.api.submission.allowed_paths import check_paths, directories
 from services.api.submission.resumption import as_logged, check_free, resumed
 from services.api.submission.submission_keys import check_unused, other_specification
-from services.api.submission.submitted_inputs import check_inputs
+from services.api.submission.submitted_inputs import check_inputs, check_paths, directories
 from shared.bus.connection import Bus
 from shared.errors import Conflict, InvalidInput, Unavailable
 from shared.events.union import Event, Recorded, TaskSubmitted, derived_id

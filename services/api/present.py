@@ -8,29 +8,14 @@ from typing import Final
 
 from services.api.live import LiveState
 from shared.events.plans import Member
-from shared.interface.models import (
-    Anomaly,
-    Attempt,
-    CheckpointFailure,
-    CopiesLack,
-    FailureAttempt,
-    IncidentFacts,
-    Node,
-    NodeDevice,
-    NodeWorker,
-    PlanSummary,
-    Rank,
-    ShownNodeState,
-    SlowWorker,
-    StopRefusal,
-    Task,
-    TaskWait,
-)
+from shared.interface import models
 from shared.messages.reachability import Reachability
 from shared.messages.signals import DeviceReading, DeviceStatus, Heartbeat, WorkerStatus
+from shared.model import filled
 from shared.projections.nodes import AGENT_LIVES, AWAY
 from shared.tasks.specification import ENDED, TaskState
 from shared.views.documents import IncidentView, NodeState, NodeView, PlanView, TaskView
+from shared.views.incident_parts import FailureAttempt
 from shared.views.observed_views import SlowdownView
 from shared.views.task_parts import AttemptView
 
@@ -40,7 +25,7 @@ UNREACHABLE: Final = "unreachable"
 _TRAINS = frozenset({TaskState.RUNNING, TaskState.DEGRADED, TaskState.TRANSITIONING, TaskState.STOPPING})
 
 
-def task(view: TaskView, live: LiveState) -> Task:
+def task(view: TaskView, live: LiveState) -> models.Task:
     """Return a task; step, loss and step time come from heartbeats where these are newer than the log."""
     ended = view.state in ENDED
     now = None if ended else live.task(view.name, view.generation)
@@ -49,19 +34,16 @@ def task(view: TaskView, live: LiveState) -> Task:
     step = max(view.step, now.step if now else 0)
     active = view.state in _TRAINS and bool(view.members)
     throughput = view.update_flop / step_s if active and step_s > 0.0 else 0.0
-    return Task(
-        name=view.name,
+    return filled(
+        models.Task,
+        view,
         id=view.submission_id,
-        owner=view.owner,
-        state=view.state,
         reason=view.reason or waits_for_storage(view, live) or _script_goes_on(view),
         step=min(step, view.spec.steps),
         steps=view.spec.steps if view.spec.steps_known else None,
         weight=view.spec.weight,
         workers=0 if ended else len(view.members),
-        layout=view.layout,
         ranks=[] if ended else [_rank(member, view, live) for member in view.members],
-        generation=view.generation,
         loss=loss,
         step_s=step_s or None,
         throughput_flop_per_s=throughput,
@@ -74,20 +56,12 @@ def task(view: TaskView, live: LiveState) -> Task:
         checkpoint_failure=_checkpoint_failure(view),
         copies_lacking=None if ended else _copies_lacking(view),
         copies_kept=dict(sorted(live.copies.get(view.name, {}).items())),
-        stop_refused=StopRefusal(**view.stop_refused.model_dump()) if view.stop_refused is not None else None,
-        changed=view.changed,
+        stop_refused=models.StopRefusal(**view.stop_refused.model_dump()) if view.stop_refused is not None else None,
         newcomers_refused=None if ended else view.newcomers_refused or None,
-        wait=None if ended or view.wait is None else TaskWait(**view.wait.model_dump()),
-        anomalies=[] if ended else [Anomaly(**one.model_dump(exclude={"generation"})) for one in view.anomalies],
+        wait=None if ended or view.wait is None else models.TaskWait(**view.wait.model_dump()),
+        anomalies=[] if ended else [models.Anomaly(**one.model_dump(exclude={"generation"})) for one in view.anomalies],
         slow_workers={} if ended else {m.worker: view.slow[m.worker] for m in view.members if m.worker in view.slow},
-        submitted_at=view.submitted_at,
-        started_at=view.started_at,
-        ended_at=view.ended_at,
-        deleted_at=view.deleted_at,
-        attempt=view.attempt,
-        result=view.result,
         traceback=view.traceback or None,
-        spec=view.spec,
     )
 
 
@@ -112,16 +86,16 @@ def _script_goes_on(view: TaskView) -> str:
     return f"all steps are done and saved; its script goes on behind the last one, for {most}"
 
 
-def _checkpoint_failure(view: TaskView) -> CheckpointFailure | None:
+def _checkpoint_failure(view: TaskView) -> models.CheckpointFailure | None:
     failure = view.checkpoint_failure
-    return CheckpointFailure(**failure.model_dump()) if failure is not None else None
+    return models.CheckpointFailure(**failure.model_dump()) if failure is not None else None
 
 
-def _copies_lacking(view: TaskView) -> CopiesLack | None:
-    return CopiesLack(**view.copies_lacking.model_dump()) if view.copies_lacking is not None else None
+def _copies_lacking(view: TaskView) -> models.CopiesLack | None:
+    return models.CopiesLack(**view.copies_lacking.model_dump()) if view.copies_lacking is not None else None
 
 
-def _rank(member: Member, view: TaskView, live: LiveState) -> Rank:
+def _rank(member: Member, view: TaskView, live: LiveState) -> models.Rank:
     status = live.worker(member.worker)
     if status is not None and status.task != view.name:
         status = None
@@ -130,14 +104,16 @@ def _rank(member: Member, view: TaskView, live: LiveState) -> Rank:
         state = "failed"
     pid = status.pid if status and status.pid is not None else view.pids.get(member.worker)
     slowdown = view.slow.get(member.worker, 1.0)
-    return Rank(rank=member.rank, worker=member.worker, node=member.node, pid=pid, state=state, slowdown=slowdown)
+    return models.Rank(
+        rank=member.rank, worker=member.worker, node=member.node, pid=pid, state=state, slowdown=slowdown
+    )
 
 
-def attempt(view: AttemptView, now: Task | None) -> Attempt:
+def attempt(view: AttemptView, now: models.Task | None) -> models.Attempt:
     """Return a submission of a name. ``now``: the task, of the latest one."""
     own = {"task", "submission_id", "checkpoint", "traceback", "last_step", "spec", "result"}
     fields = view.model_dump(exclude=own)
-    return Attempt(
+    return models.Attempt(
         **fields,
         id=view.submission_id,
         spec=view.spec,
@@ -148,7 +124,7 @@ def attempt(view: AttemptView, now: Task | None) -> Attempt:
     )
 
 
-def incident_facts(view: IncidentView) -> IncidentFacts:
+def incident_facts(view: IncidentView) -> models.IncidentFacts:
     """Return an incident without its cost."""
     fields = view.model_dump(
         exclude={"position", "response", "state_source", "shortfalls", "past_shortfalls", "other_answers", "attempts"}
@@ -161,7 +137,7 @@ def incident_facts(view: IncidentView) -> IncidentFacts:
         )
         for one in view.attempts
     ]
-    return IncidentFacts(
+    return models.IncidentFacts(
         **fields,
         response=view.response or None,
         state_source=view.state_source or None,
@@ -169,28 +145,14 @@ def incident_facts(view: IncidentView) -> IncidentFacts:
     )
 
 
-def slow_worker(view: SlowdownView) -> SlowWorker:
+def slow_worker(view: SlowdownView) -> models.SlowWorker:
     """Return a slowdown of a worker."""
-    return SlowWorker(**view.model_dump(exclude={"ended"}), ended=view.ended or None)
+    return models.SlowWorker(**view.model_dump(exclude={"ended"}), ended=view.ended or None)
 
 
-def plan_summary(view: PlanView) -> PlanSummary:
+def plan_summary(view: PlanView) -> models.PlanSummary:
     """Return a plan without its milestones."""
-    return PlanSummary(
-        id=view.id,
-        trigger=view.trigger,
-        cause=view.cause,
-        incident=view.incident,
-        beside=view.beside,
-        response=view.response,
-        state=view.state,
-        supersedes=view.supersedes,
-        superseded_by=view.superseded_by,
-        tasks=sorted({*view.impacts, *view.queued}),
-        queued=view.queued,
-        decided_at=view.decided_at,
-        position=view.position,
-    )
+    return filled(models.PlanSummary, view, tasks=sorted({*view.impacts, *view.queued}))
 
 
 def assigned_ranks(tasks: Iterable[TaskView]) -> dict[str, tuple[str, int]]:
@@ -200,7 +162,7 @@ def assigned_ranks(tasks: Iterable[TaskView]) -> dict[str, tuple[str, int]]:
     }
 
 
-def node(view: NodeView, live: LiveState, assigned: Mapping[str, tuple[str, int]]) -> Node:
+def node(view: NodeView, live: LiveState, assigned: Mapping[str, tuple[str, int]]) -> models.Node:
     """Return a node; the tasks of its workers come from its heartbeat, or while there is none from the log.
 
     ``assigned``: as ``assigned_ranks`` returns it, of which the nodes of a list need one together.
@@ -214,7 +176,7 @@ def node(view: NodeView, live: LiveState, assigned: Mapping[str, tuple[str, int]
         status = live.worker(worker) if view.state in AGENT_LIVES else None
         state, task_name, rank = _use(worker, view, status, assigned)
         workers.append(
-            NodeWorker(
+            models.NodeWorker(
                 worker=worker,
                 task=task_name,
                 rank=rank,
@@ -224,23 +186,19 @@ def node(view: NodeView, live: LiveState, assigned: Mapping[str, tuple[str, int]
             )
         )
     shown_state, reason = _node_state(view, live.reachability)
-    return Node(
-        name=view.name,
+    return filled(
+        models.Node,
+        view,
         state=shown_state,
         recorded_state=view.state,
         reason=reason,
-        incarnation=view.incarnation,
-        agent_pid=view.agent_pid,
-        domain=view.domain,
-        hardware=view.hardware,
         workers=workers,
-        joined_at=view.joined_at,
         last_heartbeat_at=live.last_heartbeat_at(view.name),
         devices=devices,
     )
 
 
-def _devices(heartbeat: Heartbeat, readings: Sequence[DeviceReading]) -> list[NodeDevice]:
+def _devices(heartbeat: Heartbeat, readings: Sequence[DeviceReading]) -> list[models.NodeDevice]:
     """Return the devices of a node: those that were read, and those of which there is something to say."""
     said = {status.device: status for status in heartbeat.devices}
     read = {reading.device: reading for reading in readings}
@@ -248,16 +206,16 @@ def _devices(heartbeat: Heartbeat, readings: Sequence[DeviceReading]) -> list[No
     for device in sorted({*said, *read}):
         status = said.get(device, DeviceStatus(device=device))
         reading = read.get(device, DeviceReading(device=device, uuid=status.uuid))
-        found.append(NodeDevice(**reading.model_dump(), notes=status.notes, faults=status.faults))
+        found.append(models.NodeDevice(**reading.model_dump(), notes=status.notes, faults=status.faults))
     return found
 
 
-def node_state(view: NodeView, live: LiveState) -> ShownNodeState:
+def node_state(view: NodeView, live: LiveState) -> models.ShownNodeState:
     """Return a node's state: that of the log, or ``unreachable`` if it takes part and the detector does not hear it."""
     return shown_state(view, live)[0]
 
 
-def shown_state(view: NodeView, live: LiveState) -> tuple[ShownNodeState, str]:
+def shown_state(view: NodeView, live: LiveState) -> tuple[models.ShownNodeState, str]:
     """Return a node's state, as ``node_state``, and the reason for it."""
     return _node_state(view, live.reachability)
 
@@ -271,7 +229,7 @@ def uses(view: NodeView, live: LiveState, assigned: Mapping[str, tuple[str, int]
         yield task_name, state
 
 
-def _node_state(view: NodeView, seen: Reachability) -> tuple[ShownNodeState, str]:
+def _node_state(view: NodeView, seen: Reachability) -> tuple[models.ShownNodeState, str]:
     """Return a node's state and the reason for it.
 
     A node that is closed to new work and silent is ``unreachable``, with what users want of it in the reason. One that

@@ -16,40 +16,10 @@ from services.detector.state.known_errors import KnownError
 from services.detector.state.node import MonitoredNode
 from services.detector.state.task import MonitoredTask
 from services.detector.state.unlogged import Condemnation, Isolation
+from shared.events import union as events
 from shared.events.evidence import Evidence
 from shared.events.severities import ErrorKind, Method, Severity
-from shared.events.union import (
-    AnomalyObserved,
-    ClusterConfigured,
-    ErrorDetected,
-    EventBase,
-    FaultInjected,
-    NodeAdopted,
-    NodeDrained,
-    NodeDraining,
-    NodeJoined,
-    NodeLeft,
-    NodeReturned,
-    PlanDecided,
-    StateMoved,
-    TaskChanged,
-    TaskCheckpointed,
-    TaskCheckpointFailed,
-    TaskCopiesLacking,
-    TaskDeleted,
-    TaskFailed,
-    TaskFinished,
-    TaskIdentified,
-    TaskProgressed,
-    TaskResultUnwritten,
-    TaskResumeRequested,
-    TaskStopped,
-    TaskStopRefused,
-    TaskStopRequested,
-    TaskSubmitted,
-    WorkerSlowed,
-    derived_id,
-)
+from shared.events.union import EventBase, derived_id
 from shared.messages.signals import RECONNECT_GRACE_S
 from shared.tasks.specification import DEFAULT_MAX_RESTARTS
 
@@ -66,7 +36,7 @@ def evolve(state: DetectorState, event: EventBase, at: datetime) -> DetectorStat
 
 def _touched(state: DetectorState, event: EventBase) -> list[str]:
     """Return the tasks of which this event may have been the last that was outstanding."""
-    if isinstance(event, PlanDecided):
+    if isinstance(event, events.PlanDecided):
         return list(state.tasks)
     task = getattr(event, "task", None)
     return [task] if task is not None else []
@@ -79,15 +49,15 @@ def _task(state: DetectorState, name: str) -> MonitoredTask:
     return task
 
 
-def _configured(state: DetectorState, event: ClusterConfigured) -> None:
+def _configured(state: DetectorState, event: events.ClusterConfigured) -> None:
     state.mtbf_node_s = event.mtbf_node_s
 
 
-def _injected(state: DetectorState, event: FaultInjected) -> None:
+def _injected(state: DetectorState, event: events.FaultInjected) -> None:
     state.causes.inject(event)
 
 
-def _node_joined(state: DetectorState, event: NodeJoined) -> None:
+def _node_joined(state: DetectorState, event: events.NodeJoined) -> None:
     state.joins.add(event.event_id)
     state.isolated.pop(event.node, None)
     state.condemned.pop(event.node, None)
@@ -109,7 +79,7 @@ def _node_joined(state: DetectorState, event: NodeJoined) -> None:
     )
 
 
-def _node_adopted(state: DetectorState, event: NodeAdopted) -> None:
+def _node_adopted(state: DetectorState, event: events.NodeAdopted) -> None:
     """Note that a node has another agent.
 
     The new agent does not join, and first sends the signals that its predecessor has not sent.
@@ -122,7 +92,7 @@ def _node_adopted(state: DetectorState, event: NodeAdopted) -> None:
     node.adopted_until = event.occurred_at + timedelta(seconds=RECONNECT_GRACE_S)
 
 
-def _node_left(state: DetectorState, event: NodeLeft) -> None:
+def _node_left(state: DetectorState, event: events.NodeLeft) -> None:
     """Note a node that left. The ends of its ranks, and what their peers report about those ends, are no faults."""
     node = state.nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation:
@@ -137,18 +107,18 @@ def _node_left(state: DetectorState, event: NodeLeft) -> None:
             task.cover(worker, task.newest_generation())
 
 
-def _node_draining(state: DetectorState, event: NodeDraining) -> None:
+def _node_draining(state: DetectorState, event: events.NodeDraining) -> None:
     node = state.nodes.get(event.node)
     if node is not None:
         node.draining, node.planned, node.drained = event, False, False
 
 
-def _node_drained(state: DetectorState, event: NodeDrained) -> None:
+def _node_drained(state: DetectorState, event: events.NodeDrained) -> None:
     if (node := state.nodes.get(event.node)) is not None:
         node.drained = True
 
 
-def _node_returned(state: DetectorState, event: NodeReturned) -> None:
+def _node_returned(state: DetectorState, event: events.NodeReturned) -> None:
     """Note a node that is used again. Its earlier faults no longer count if an operator has looked at the node."""
     node, isolated = state.nodes.get(event.node), state.isolated.get(event.node)
     if node is not None and node.incarnation == event.incarnation:
@@ -161,7 +131,7 @@ def _node_returned(state: DetectorState, event: NodeReturned) -> None:
         state.causes.forget_node(event.node)
 
 
-def _submitted(state: DetectorState, event: TaskSubmitted) -> None:
+def _submitted(state: DetectorState, event: events.TaskSubmitted) -> None:
     """Add a task. If an ended task had the same name, only its generations and recorded results stay."""
     old = state.recall(event.task)
     state.tasks.pop(event.task, None)  # the order is that of the submissions
@@ -181,7 +151,7 @@ def _submitted(state: DetectorState, event: TaskSubmitted) -> None:
     )
 
 
-def _progressed(state: DetectorState, event: TaskProgressed) -> None:
+def _progressed(state: DetectorState, event: events.TaskProgressed) -> None:
     task = _task(state, event.task)
     task.step = event.step
     task.progressed_at, task.progressed_step = event.occurred_at, event.step
@@ -191,19 +161,19 @@ def _progressed(state: DetectorState, event: TaskProgressed) -> None:
         task.rates.note(task.layout, event.generation, event.step_s)
 
 
-def _checkpointed(state: DetectorState, event: TaskCheckpointed) -> None:
+def _checkpointed(state: DetectorState, event: events.TaskCheckpointed) -> None:
     task = _task(state, event.task)
     task.recorded[event.event_id] = event.generation
     task.checkpoint_failures.clear()
 
 
-def _checkpoint_failed(state: DetectorState, event: TaskCheckpointFailed) -> None:
+def _checkpoint_failed(state: DetectorState, event: events.TaskCheckpointFailed) -> None:
     task = _task(state, event.task)
     task.recorded[event.event_id] = event.generation
     task.checkpoint_failures.add(recording.kind_of(event.reason))
 
 
-def _copies_lacking(state: DetectorState, event: TaskCopiesLacking) -> None:
+def _copies_lacking(state: DetectorState, event: events.TaskCopiesLacking) -> None:
     task = _task(state, event.task)
     task.recorded[event.event_id] = event.generation
     if event.ended:
@@ -212,13 +182,13 @@ def _copies_lacking(state: DetectorState, event: TaskCopiesLacking) -> None:
         task.copies_lacking.add(recording.kind_of(event.reason))
 
 
-def _result_unwritten(state: DetectorState, event: TaskResultUnwritten) -> None:
+def _result_unwritten(state: DetectorState, event: events.TaskResultUnwritten) -> None:
     task = _task(state, event.task)
     task.recorded[event.event_id] = event.generation
     task.lent += not event.ended
 
 
-def _stopped(state: DetectorState, event: TaskStopped) -> None:
+def _stopped(state: DetectorState, event: events.TaskStopped) -> None:
     task = _task(state, event.task)
     task.recorded[event.event_id] = event.generation
     # A paused task has saved its state, and goes on when there are workers for it.
@@ -229,29 +199,29 @@ def _stopped(state: DetectorState, event: TaskStopped) -> None:
     _leave(task, ended=not pausing)
 
 
-def _stop_refused(state: DetectorState, event: TaskStopRefused) -> None:
+def _stop_refused(state: DetectorState, event: events.TaskStopRefused) -> None:
     task = _task(state, event.task)
     if task.plan == event.plan:
         task.change = task.failed_transition = None  # its members train on
 
 
-def _finished(state: DetectorState, event: TaskFinished) -> None:
+def _finished(state: DetectorState, event: events.TaskFinished) -> None:
     task = _task(state, event.task)
     task.recorded[event.event_id] = event.generation
     _leave(task, ended=True)
 
 
-def _failed(state: DetectorState, event: TaskFailed) -> None:
+def _failed(state: DetectorState, event: events.TaskFailed) -> None:
     task = _task(state, event.task)
     task.copies_until = kept_copies.until(event.occurred_at)
     _leave(task, ended=True)
 
 
-def _stop_requested(state: DetectorState, event: TaskStopRequested) -> None:
+def _stop_requested(state: DetectorState, event: events.TaskStopRequested) -> None:
     _task(state, event.task).discards |= event.lose_steps or event.at_once
 
 
-def _deleted(state: DetectorState, event: TaskDeleted) -> None:
+def _deleted(state: DetectorState, event: events.TaskDeleted) -> None:
     _task(state, event.task).copies_until = None
 
 
@@ -263,7 +233,7 @@ def _leave(task: MonitoredTask, *, ended: bool) -> None:
     task.unanswered.clear()
 
 
-def _error(state: DetectorState, event: ErrorDetected) -> None:
+def _error(state: DetectorState, event: events.ErrorDetected) -> None:
     evidence = Evidence.read(event.evidence)
     known = state.unanswered[event.event_id] = KnownError.of(event, evidence)
     _note_breaks(state, event, evidence)
@@ -291,12 +261,12 @@ def _error(state: DetectorState, event: ErrorDetected) -> None:
     task.failures.add(known, generation, task.max_restarts, step)
 
 
-def _is_by_device(event: ErrorDetected) -> bool:
+def _is_by_device(event: events.ErrorDetected) -> bool:
     """Return whether a device itself has reported an error, not a process that met it."""
     return event.kind is ErrorKind.DEVICE and event.method is Method.DEVICE
 
 
-def _is_of_node(event: ErrorDetected) -> bool:
+def _is_of_node(event: events.ErrorDetected) -> bool:
     """Return whether an error concerns all tasks of its node. An escalation has the kind of the error before."""
     if event.kind is ErrorKind.DEVICE:
         return event.task is None
@@ -309,7 +279,7 @@ def _await_answer(task: MonitoredTask, event_id: str) -> None:
     task.suspicion = task.inquiry = None
 
 
-def _note_breaks(state: DetectorState, event: ErrorDetected, evidence: Evidence) -> None:
+def _note_breaks(state: DetectorState, event: events.ErrorDetected, evidence: Evidence) -> None:
     """Note the pairs of nodes that an error found broken. Two nodes of one pair may be isolated at the same time."""
     for pair in evidence.pairs:
         times = state.breaks.setdefault(pair, [])
@@ -319,7 +289,7 @@ def _note_breaks(state: DetectorState, event: ErrorDetected, evidence: Evidence)
         isolation.forget_breaks(state, pair, event.detected_at)
 
 
-def _condemn(state: DetectorState, event: ErrorDetected, name: str, evidence: Evidence) -> None:
+def _condemn(state: DetectorState, event: events.ErrorDetected, name: str, evidence: Evidence) -> None:
     """Note a node that an error isolates, by itself or because it came again; not a node that is lost."""
     if evidence.rule == "lemon":
         state.isolated[name] = Isolation(event.event_id, event.detected_at, 0.0, True)
@@ -328,7 +298,7 @@ def _condemn(state: DetectorState, event: ErrorDetected, name: str, evidence: Ev
         state.condemned[name] = Condemnation(event.event_id, by_device)
 
 
-def _leave_out(state: DetectorState, event: ErrorDetected, name: str, evidence: Evidence) -> None:
+def _leave_out(state: DetectorState, event: events.ErrorDetected, name: str, evidence: Evidence) -> None:
     """Note that a node is lost, or isolated."""
     if event.kind is ErrorKind.BROKEN_LINK:
         after_s = isolation.return_after_s(state, evidence.pairs, event.detected_at)
@@ -341,7 +311,7 @@ def _leave_out(state: DetectorState, event: ErrorDetected, name: str, evidence: 
         _forget_slowness(state, name)
 
 
-def _planned(state: DetectorState, event: PlanDecided) -> None:
+def _planned(state: DetectorState, event: events.PlanDecided) -> None:
     cause = state.answered(event.cause)
     for node in state.nodes.values():
         if node.draining is not None and node.draining.event_id == event.cause:
@@ -361,7 +331,7 @@ def _planned(state: DetectorState, event: PlanDecided) -> None:
             task.cover(worker, change.from_generation)
 
 
-def _moved(state: DetectorState, event: StateMoved) -> None:
+def _moved(state: DetectorState, event: events.StateMoved) -> None:
     task = _task(state, event.task)
     if task.plan != event.plan or task.change is None:
         return
@@ -378,7 +348,7 @@ def _moved(state: DetectorState, event: StateMoved) -> None:
         task.change = None
 
 
-def _slowed(state: DetectorState, event: WorkerSlowed) -> None:
+def _slowed(state: DetectorState, event: events.WorkerSlowed) -> None:
     if event.slowdown > 1.0:
         state.slowed[event.worker] = event.slowdown
     else:
@@ -394,7 +364,7 @@ def _forget_slowness(state: DetectorState, node: str) -> None:
         del state.slowed[worker]
 
 
-def _observed(state: DetectorState, event: AnomalyObserved) -> None:
+def _observed(state: DetectorState, event: events.AnomalyObserved) -> None:
     anomalies.fold(_task(state, event.task).anomalies, event)
 
 
@@ -402,32 +372,32 @@ _OF_NODES = (ErrorKind.NODE_LOST, ErrorKind.BROKEN_LINK)
 """Kinds of errors that concern all tasks of a node."""
 
 _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
-    ClusterConfigured: _configured,
-    FaultInjected: _injected,
-    NodeJoined: _node_joined,
-    NodeAdopted: _node_adopted,
-    NodeLeft: _node_left,
-    NodeDraining: _node_draining,
-    NodeDrained: _node_drained,
-    NodeReturned: _node_returned,
-    TaskSubmitted: _submitted,
-    TaskResumeRequested: lambda state, event: _task(state, event.task).failures.begin_anew(event.occurred_at),
-    TaskIdentified: lambda state, event: _task(state, event.task).identify(event.identity),
-    TaskProgressed: _progressed,
-    TaskCheckpointed: _checkpointed,
-    TaskCheckpointFailed: _checkpoint_failed,
-    TaskCopiesLacking: _copies_lacking,
-    TaskResultUnwritten: _result_unwritten,
-    TaskStopped: _stopped,
-    TaskStopRefused: _stop_refused,
-    TaskChanged: lambda state, event: _task(state, event.task).reweigh(event.weight),
-    TaskFinished: _finished,
-    TaskFailed: _failed,
-    TaskStopRequested: _stop_requested,
-    TaskDeleted: _deleted,
-    ErrorDetected: _error,
-    PlanDecided: _planned,
-    StateMoved: _moved,
-    WorkerSlowed: _slowed,
-    AnomalyObserved: _observed,
+    events.ClusterConfigured: _configured,
+    events.FaultInjected: _injected,
+    events.NodeJoined: _node_joined,
+    events.NodeAdopted: _node_adopted,
+    events.NodeLeft: _node_left,
+    events.NodeDraining: _node_draining,
+    events.NodeDrained: _node_drained,
+    events.NodeReturned: _node_returned,
+    events.TaskSubmitted: _submitted,
+    events.TaskResumeRequested: lambda state, event: _task(state, event.task).failures.begin_anew(event.occurred_at),
+    events.TaskIdentified: lambda state, event: _task(state, event.task).identify(event.identity),
+    events.TaskProgressed: _progressed,
+    events.TaskCheckpointed: _checkpointed,
+    events.TaskCheckpointFailed: _checkpoint_failed,
+    events.TaskCopiesLacking: _copies_lacking,
+    events.TaskResultUnwritten: _result_unwritten,
+    events.TaskStopped: _stopped,
+    events.TaskStopRefused: _stop_refused,
+    events.TaskChanged: lambda state, event: _task(state, event.task).reweigh(event.weight),
+    events.TaskFinished: _finished,
+    events.TaskFailed: _failed,
+    events.TaskStopRequested: _stop_requested,
+    events.TaskDeleted: _deleted,
+    events.ErrorDetected: _error,
+    events.PlanDecided: _planned,
+    events.StateMoved: _moved,
+    events.WorkerSlowed: _slowed,
+    events.AnomalyObserved: _observed,
 }

@@ -24,13 +24,12 @@ from services.detector.decisions.admission import Ask, Liveness
 from services.detector.decisions.decision import DetectorLimits, Effect, Note, Question, Revoke
 from services.detector.decisions.inputs import Echo, Greeting, Input, NodeTested, Probed, StacksGiven, Tick
 from services.detector.evolve import evolve
-from services.detector.metrics import detector_metrics
+from services.detector.metrics import ReadingLag, detector_metrics
 from services.detector.nodes import silence
 from services.detector.nodes.leftovers import Clean
 from services.detector.nodes.probing import ProbeQuestion
 from services.detector.prober import Prober
 from services.detector.progress.standstill import StacksQuestion
-from services.detector.reading_lag import ReadingLag
 from services.detector.state.cluster import DetectorState
 from services.detector.state.stalls import StallLimits
 from services.detector.state.unlogged import SelfTestQuestion

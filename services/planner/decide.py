@@ -27,38 +27,17 @@ from datetime import datetime, timedelta
 from services.planner.checkpoint_advice import checkpoint_every_s
 from services.planner.placement.changes import can_save, end, leave, move
 from services.planner.placement.closed_nodes import has_processes, has_to_save
-from services.planner.problem.reconfigure import Reconfiguration, Solve, reconfigure, same_workers
+from services.planner.problem.problem import Solve
+from services.planner.problem.reconfigure import Reconfiguration, reconfigure, same_workers
 from services.planner.state.admission import present_wait
 from services.planner.state.blame import blamed_node, blamed_task, is_stale
 from services.planner.state.cluster import State, Task
 from services.planner.state.slow_workers import is_answered
+from shared.events import union as events
 from shared.events.evidence import Evidence
 from shared.events.plans import Response, TaskChange, Trigger
 from shared.events.severities import Severity
-from shared.events.union import (
-    ErrorDetected,
-    Event,
-    EventBase,
-    NodeDrained,
-    NodeDraining,
-    NodeJoined,
-    NodeLeft,
-    NodeReturned,
-    PlanDecided,
-    StateMoved,
-    TaskChanged,
-    TaskFailed,
-    TaskFinished,
-    TaskResultUnwritten,
-    TaskResumeRequested,
-    TaskStarving,
-    TaskStopped,
-    TaskStopRefused,
-    TaskStopRequested,
-    TaskSubmitted,
-    WorkerSlowed,
-    derived_id,
-)
+from shared.events.union import Event, EventBase, derived_id
 from shared.planning.solver import solve_with_alternatives
 
 SERVICE = "planner"
@@ -120,7 +99,7 @@ def decide(
         posed, why = draft.question
         draft.solved = reconfigure(posed, at, why, solve)
         solved = draft.solved.changes
-        if draft.failing and isinstance(event, ErrorDetected):
+        if draft.failing and isinstance(event, events.ErrorDetected):
             solved = [_held_back(one, event) if one.task == draft.failing else one for one in solved]
         draft.changes += solved
     return _events(state, event, at, draft, digest=digest)
@@ -135,43 +114,43 @@ def asked(state: State, event: EventBase) -> State | None:
 def _draft(state: State, event: EventBase) -> _Draft | None:
     """Return the draft that answers the event; None if the event is no trigger."""
     match event:
-        case TaskSubmitted():
+        case events.TaskSubmitted():
             return _ask(state, _Draft(Trigger.TASK_SUBMITTED), f"task {event.task} was submitted")
-        case TaskChanged():
+        case events.TaskChanged():
             return _changed(state, event)
-        case TaskStopRequested():
+        case events.TaskStopRequested():
             return _stop(state, event)
-        case TaskStopRefused():
+        case events.TaskStopRefused():
             return _stop_refused(state, event)
-        case TaskResumeRequested():
+        case events.TaskResumeRequested():
             return _resumed(state, event)
-        case TaskStarving():
+        case events.TaskStarving():
             return _starving(state, event)
-        case TaskResultUnwritten():
+        case events.TaskResultUnwritten():
             return _result_unwritten(state, event)
-        case TaskFinished() | TaskFailed() | TaskStopped():
+        case events.TaskFinished() | events.TaskFailed() | events.TaskStopped():
             return _task_ended(state, event)
-        case StateMoved():
+        case events.StateMoved():
             return _paused(state, event)
-        case NodeJoined():
+        case events.NodeJoined():
             return _node(state, Trigger.NODE_JOINED, f"node {event.node} joined")
-        case NodeLeft():
+        case events.NodeLeft():
             return _node(state, Trigger.NODE_LEFT, f"node {event.node} left: {event.reason}")
-        case NodeDrained():
+        case events.NodeDrained():
             return _node(state, Trigger.NODE_DRAINED, f"node {event.node} is drained")
-        case NodeReturned():
+        case events.NodeReturned():
             return _node(state, Trigger.NODE_RETURNED, f"node {event.node} was returned")
-        case NodeDraining():
+        case events.NodeDraining():
             return _draining(state, event)
-        case ErrorDetected():
+        case events.ErrorDetected():
             return _error(state, event) if event.answered_with is None else None
-        case WorkerSlowed():
+        case events.WorkerSlowed():
             return _slowed(state, event)
         case _:
             return None
 
 
-def _changed(state: State, event: TaskChanged) -> _Draft:
+def _changed(state: State, event: events.TaskChanged) -> _Draft:
     """Answer a change of a task's weight or limits; for a task that has ended meanwhile the plan changes nothing."""
     draft = _Draft(Trigger.TASK_CHANGED)
     task = state.tasks.get(event.task)
@@ -188,7 +167,7 @@ def _node(state: State, trigger: Trigger, why: str) -> _Draft:
     return _ask(state, draft, why)
 
 
-def _draining(state: State, event: NodeDraining) -> _Draft:
+def _draining(state: State, event: events.NodeDraining) -> _Draft:
     """Answer a drain: tasks move; one that cannot move, or has not by the drain's end, saves its state and waits."""
     draft = _Draft(Trigger.NODE_DRAINING)
     there = [task for _, task in sorted(state.tasks.items()) if has_processes(task, event.node)]
@@ -199,7 +178,7 @@ def _draining(state: State, event: NodeDraining) -> _Draft:
     return draft if event.save else _ask(state, draft, f"node {event.node} is drained")
 
 
-def _slowed(state: State, event: WorkerSlowed) -> _Draft | None:
+def _slowed(state: State, event: events.WorkerSlowed) -> _Draft | None:
     """Answer a worker that became slower or as fast again; a worker on trial or on an unusable node gets no answer."""
     if not is_answered(state, event):
         return None
@@ -207,7 +186,7 @@ def _slowed(state: State, event: WorkerSlowed) -> _Draft | None:
     return _ask(state, _Draft(Trigger.WORKER_SLOWED), f"worker {event.worker} {how}")
 
 
-def _stop(state: State, event: TaskStopRequested) -> _Draft:
+def _stop(state: State, event: events.TaskStopRequested) -> _Draft:
     draft = _Draft(Trigger.STOP_REQUESTED)
     task = state.tasks.get(event.task)
     if task is None or task.life != "stopping":
@@ -218,7 +197,7 @@ def _stop(state: State, event: TaskStopRequested) -> _Draft:
     return _ask(state, draft, f"task {task.name} stopped") if draft.changes and draft.stopped else draft
 
 
-def _stop_refused(state: State, event: TaskStopRefused) -> _Draft:
+def _stop_refused(state: State, event: events.TaskStopRefused) -> _Draft:
     draft = _Draft(Trigger.STOP_REFUSED)
     task = state.tasks.get(event.task)
     if task is None or task.life == "ended" or task.change is not None or task.plan != event.plan:
@@ -229,7 +208,7 @@ def _stop_refused(state: State, event: TaskStopRefused) -> _Draft:
     return _ask(state, draft, f"task {task.name} goes on, since its state cannot be saved")
 
 
-def _resumed(state: State, event: TaskResumeRequested) -> _Draft:
+def _resumed(state: State, event: events.TaskResumeRequested) -> _Draft:
     """Answer a request to try a task again.
 
     If the task's plan only waits to start processes, ``transition`` starts them.
@@ -240,7 +219,7 @@ def _resumed(state: State, event: TaskResumeRequested) -> _Draft:
     return _ask(state, draft, f"task {event.task} was resumed")
 
 
-def _starving(state: State, event: TaskStarving) -> _Draft:
+def _starving(state: State, event: events.TaskStarving) -> _Draft:
     draft = _Draft(Trigger.TASK_STARVING)
     wait = present_wait(state.tasks.get(event.task))
     if wait is None or wait.since != event.since:
@@ -248,7 +227,7 @@ def _starving(state: State, event: TaskStarving) -> _Draft:
     return _ask(state, draft, f"task {event.task} has waited too long")
 
 
-def _result_unwritten(state: State, event: TaskResultUnwritten) -> _Draft:
+def _result_unwritten(state: State, event: events.TaskResultUnwritten) -> _Draft:
     """Answer that a task cannot write its result, so that others may have its workers; or that it is to try again."""
     draft, task = _Draft(Trigger.RESULT_UNWRITTEN), state.tasks.get(event.task)
     if task is None or task.life != "active" or task.leaving:
@@ -271,7 +250,7 @@ def _stop_task(state: State, draft: _Draft, task: Task, reason: str) -> None:
     draft.stopped.append(task)
 
 
-def _task_ended(state: State, event: TaskFinished | TaskFailed | TaskStopped) -> _Draft | None:
+def _task_ended(state: State, event: events.TaskFinished | events.TaskFailed | events.TaskStopped) -> _Draft | None:
     task = state.find(event.task)
     draft = _Draft(Trigger.TASK_ENDED)
     if task is None:
@@ -284,7 +263,7 @@ def _task_ended(state: State, event: TaskFinished | TaskFailed | TaskStopped) ->
     return _ask(state, draft, f"task {task.name} {what}")
 
 
-def _paused(state: State, event: StateMoved) -> _Draft | None:
+def _paused(state: State, event: events.StateMoved) -> _Draft | None:
     """Answer the end of a pause. While a task leaves, the solver gives it nothing, whatever becomes free meanwhile."""
     task = state.tasks.get(event.task)
     if event.phase != "ended" or task is None or task.plan != event.plan or task.life != "active":
@@ -294,7 +273,7 @@ def _paused(state: State, event: StateMoved) -> _Draft | None:
     return _ask(state, _Draft(Trigger.TASK_PAUSED), f"task {task.name} has paused")
 
 
-def _error(state: State, event: ErrorDetected) -> _Draft:
+def _error(state: State, event: events.ErrorDetected) -> _Draft:
     draft = _Draft(Trigger.ERROR, incident=event.incident, beside=state.beside)
     where = event.worker or event.node or event.task or "the cluster"
     what = f"{event.kind.value} of {where}"
@@ -323,7 +302,7 @@ def _error(state: State, event: ErrorDetected) -> _Draft:
     return draft
 
 
-def _held_back(change: TaskChange, event: ErrorDetected) -> TaskChange:
+def _held_back(change: TaskChange, event: events.ErrorDetected) -> TaskChange:
     """Return the answer to an error with the wait that the detector asks for when a failure comes again."""
     evidence = Evidence.read(event.evidence)
     retried = event.severity is Severity.SEV3
@@ -366,7 +345,7 @@ def _events(state: State, event: EventBase, at: datetime, draft: _Draft, *, dige
     unfinished = [state.tasks[c.task].plan for c in changes if state.tasks[c.task].change is not None]
     solved = draft.solved
     problem = solved.problem.by_digest(solved.solution.assignment) if solved else None
-    plan = PlanDecided(
+    plan = events.PlanDecided(
         event_id=derived_id(event.event_id, SERVICE, 0),
         occurred_at=at,
         decider=DECIDER,
@@ -404,7 +383,7 @@ def _queued(state: State, draft: _Draft) -> dict[str, str]:
 def _stops(event: EventBase, at: datetime, tasks: Sequence[Task]) -> list[Event]:
     """Return the ends of tasks that stop without a process to write a checkpoint: their newest checkpoint remains."""
     return [
-        TaskStopped(
+        events.TaskStopped(
             event_id=derived_id(event.event_id, SERVICE, index),
             occurred_at=at,
             task=task.name,

@@ -27,35 +27,10 @@ from services.planner.state.nodes import (
 )
 from services.planner.state.slow_workers import is_slowed, slow_worker
 from services.planner.throughput.corrections import forget_rates, measure
+from shared.events import union as events
 from shared.events.evidence import Evidence
 from shared.events.severities import ErrorKind, Severity
-from shared.events.union import (
-    ClusterConfigured,
-    ErrorDetected,
-    EventBase,
-    FaultInjected,
-    NodeAdopted,
-    NodeCordoned,
-    NodeDraining,
-    NodeJoined,
-    NodeLeft,
-    NodeReturned,
-    PlanDecided,
-    StateMoved,
-    TaskChanged,
-    TaskCheckpointed,
-    TaskFailed,
-    TaskFinished,
-    TaskProgressed,
-    TaskResultUnwritten,
-    TaskResumeRequested,
-    TaskStarving,
-    TaskStopped,
-    TaskStopRefused,
-    TaskStopRequested,
-    TaskSubmitted,
-    WorkerSlowed,
-)
+from shared.events.union import EventBase
 
 
 def evolve(state: State, event: EventBase, at: datetime) -> State:
@@ -64,13 +39,13 @@ def evolve(state: State, event: EventBase, at: datetime) -> State:
     return state if fold is None else fold(state, event, at)
 
 
-def _configured(state: State, event: ClusterConfigured, at: datetime) -> State:
+def _configured(state: State, event: events.ClusterConfigured, at: datetime) -> State:
     before = state.parameter("worker_flop_per_s")
     state = state.model_copy(update={"config": event})
     return state if state.parameter("worker_flop_per_s") == before else forget_rates(state)
 
 
-def _submitted(state: State, event: TaskSubmitted, at: datetime) -> State:
+def _submitted(state: State, event: events.TaskSubmitted, at: datetime) -> State:
     old = state.find(event.spec.name)
     number = len(state.tasks) + len(state.ended) if old is None else old.number
     task = Task(
@@ -91,7 +66,7 @@ def _submitted(state: State, event: TaskSubmitted, at: datetime) -> State:
     return state.with_task(task)
 
 
-def _changed(state: State, event: TaskChanged, at: datetime) -> State:
+def _changed(state: State, event: events.TaskChanged, at: datetime) -> State:
     task = state.find(event.task)
     if task is None or task.life == "ended":
         return state
@@ -99,7 +74,7 @@ def _changed(state: State, event: TaskChanged, at: datetime) -> State:
     return state.with_changed(event.task, spec=task.spec.model_copy(update={"weight": event.weight, "workers": limits}))
 
 
-def _stop_requested(state: State, event: TaskStopRequested, at: datetime) -> State:
+def _stop_requested(state: State, event: events.TaskStopRequested, at: datetime) -> State:
     task = state.find(event.task)
     if task is None or task.life == "ended":
         return state
@@ -107,7 +82,7 @@ def _stop_requested(state: State, event: TaskStopRequested, at: datetime) -> Sta
     return state.with_changed(event.task, life="stopping", lose_steps=lose_steps, at_once=at_once)
 
 
-def _stop_refused(state: State, event: TaskStopRefused, at: datetime) -> State:
+def _stop_refused(state: State, event: events.TaskStopRefused, at: datetime) -> State:
     """Let a task that could not be saved train on with the workers that it has; or stop it in another way."""
     task = state.find(event.task)
     if task is None or task.life == "ended" or task.change is None or task.plan != event.plan:
@@ -117,7 +92,7 @@ def _stop_refused(state: State, event: TaskStopRefused, at: datetime) -> State:
     return state.with_changed(event.task, life="active", change=None, members=task.live_owners)
 
 
-def _starving(state: State, event: TaskStarving, at: datetime) -> State:
+def _starving(state: State, event: events.TaskStarving, at: datetime) -> State:
     task = state.find(event.task)
     wait = present_wait(task)
     if wait is None or wait.since != event.since:
@@ -125,13 +100,13 @@ def _starving(state: State, event: TaskStarving, at: datetime) -> State:
     return state.with_changed(event.task, wait=wait.model_copy(update={"called_at": at, "cause": event.event_id}))
 
 
-def _ended(state: State, event: TaskFinished | TaskFailed, at: datetime) -> State:
+def _ended(state: State, event: events.TaskFinished | events.TaskFailed, at: datetime) -> State:
     return state.with_changed(
         event.task, life="ended", members=(), owners=(), lost=(), broken=False, queued="", step=event.step
     )
 
 
-def _stopped(state: State, event: TaskStopped, at: datetime) -> State:
+def _stopped(state: State, event: events.TaskStopped, at: datetime) -> State:
     task = state.find(event.task)
     if task is None or task.life == "ended":
         return state
@@ -143,7 +118,7 @@ def _stopped(state: State, event: TaskStopped, at: datetime) -> State:
     return state.with_changed(event.task, step=event.step, **ended, **saved)
 
 
-def _progressed(state: State, event: TaskProgressed, at: datetime) -> State:
+def _progressed(state: State, event: events.TaskProgressed, at: datetime) -> State:
     task = state.find(event.task)
     if task is None or task.life == "ended":
         return state
@@ -160,18 +135,18 @@ def _progressed(state: State, event: TaskProgressed, at: datetime) -> State:
     return state.with_task(task.model_copy(update=changes))
 
 
-def _checkpointed(state: State, event: TaskCheckpointed, at: datetime) -> State:
+def _checkpointed(state: State, event: events.TaskCheckpointed, at: datetime) -> State:
     task = state.find(event.task)
     if task is None or event.step < task.checkpoint_step:
         return state
     return state.with_changed(event.task, checkpoint=event.path, checkpoint_step=event.step)
 
 
-def _resume_requested(state: State, event: TaskResumeRequested, at: datetime) -> State:
+def _resume_requested(state: State, event: events.TaskResumeRequested, at: datetime) -> State:
     return state.with_changed(event.task, needs_operator="", unwritten=None) if event.task in state.tasks else state
 
 
-def _result_unwritten(state: State, event: TaskResultUnwritten, at: datetime) -> State:
+def _result_unwritten(state: State, event: events.TaskResultUnwritten, at: datetime) -> State:
     """Take the workers of a task that cannot write its result, until its time to try again has come."""
     task = state.tasks.get(event.task)
     if task is None or task.life != "active" or task.leaving:
@@ -184,7 +159,7 @@ def _result_unwritten(state: State, event: TaskResultUnwritten, at: datetime) ->
     return state.with_changed(event.task, unwritten=why, home=task.members)
 
 
-def _error(state: State, event: ErrorDetected, at: datetime) -> State:
+def _error(state: State, event: events.ErrorDetected, at: datetime) -> State:
     name = blamed_node(event)
     state = count_incident(state, event)
     if event.answered_with is not None:
@@ -204,33 +179,33 @@ def _error(state: State, event: ErrorDetected, at: datetime) -> State:
     return lose_workers(state, blamed_workers(task, event), task.name)
 
 
-def _moved(state: State, event: StateMoved, at: datetime) -> State:
+def _moved(state: State, event: events.StateMoved, at: datetime) -> State:
     return execute_phase(state, event)
 
 
 _FOLDS: dict[type[EventBase], Callable[[State, Any, datetime], State]] = {
-    ClusterConfigured: _configured,
-    TaskSubmitted: _submitted,
-    TaskChanged: _changed,
-    TaskStopRequested: _stop_requested,
-    TaskResumeRequested: _resume_requested,
-    TaskStarving: _starving,
-    TaskFinished: _ended,
-    TaskFailed: _ended,
-    TaskStopped: _stopped,
-    TaskStopRefused: _stop_refused,
-    TaskProgressed: _progressed,
-    TaskResultUnwritten: _result_unwritten,
-    TaskCheckpointed: _checkpointed,
-    NodeJoined: join_node,
-    NodeAdopted: adopt_node,
-    NodeLeft: leave_node,
-    NodeCordoned: cordon_node,
-    NodeDraining: drain_node,
-    NodeReturned: return_node,
-    ErrorDetected: _error,
-    FaultInjected: note_injected,
-    WorkerSlowed: slow_worker,
-    PlanDecided: make_plan,
-    StateMoved: _moved,
+    events.ClusterConfigured: _configured,
+    events.TaskSubmitted: _submitted,
+    events.TaskChanged: _changed,
+    events.TaskStopRequested: _stop_requested,
+    events.TaskResumeRequested: _resume_requested,
+    events.TaskStarving: _starving,
+    events.TaskFinished: _ended,
+    events.TaskFailed: _ended,
+    events.TaskStopped: _stopped,
+    events.TaskStopRefused: _stop_refused,
+    events.TaskProgressed: _progressed,
+    events.TaskResultUnwritten: _result_unwritten,
+    events.TaskCheckpointed: _checkpointed,
+    events.NodeJoined: join_node,
+    events.NodeAdopted: adopt_node,
+    events.NodeLeft: leave_node,
+    events.NodeCordoned: cordon_node,
+    events.NodeDraining: drain_node,
+    events.NodeReturned: return_node,
+    events.ErrorDetected: _error,
+    events.FaultInjected: note_injected,
+    events.WorkerSlowed: slow_worker,
+    events.PlanDecided: make_plan,
+    events.StateMoved: _moved,
 }

@@ -8,26 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
+from services.transition import phases
 from services.transition.evolve import fold_moved, hear
 from services.transition.moved_events import moved_phase, part_failed, phase_ended
 from services.transition.phase_commands import commands, prepare_commands
-from services.transition.phases import (
-    AFTER,
-    INTERRUPTED_STAGE,
-    STORES,
-    awaits_save,
-    has_work,
-    have_saved,
-    holds_stages_back,
-    is_held_back,
-    is_preparing,
-    may_drain,
-    members,
-    not_yet_free,
-    phases_with_work,
-    stage_of,
-    unready,
-)
 from services.transition.state import (
     Cancel,
     Effect,
@@ -85,11 +69,11 @@ def _advance(state: State, task: str, at: datetime) -> tuple[State, list[Effect]
         return state.with_part(part.with_failure(failure)), []
     allowed = frozenset(Phase)
     if part.failures:
-        allowed = frozenset() if _disturbs_survivors(part) else INTERRUPTED_STAGE
+        allowed = frozenset() if _disturbs_survivors(part) else phases.INTERRUPTED_STAGE
         if allowed <= part.done:
             return _fail(state, part, at)
     for phase in Phase:
-        if phase in part.done or phase not in allowed or not AFTER[phase] <= part.done:
+        if phase in part.done or phase not in allowed or not phases.AFTER[phase] <= part.done:
             continue
         after, effects = _advance_phase(state, part, phase, at)
         if after is not state:
@@ -107,30 +91,30 @@ def _advance_phase(state: State, part: Part, phase: Phase, at: datetime) -> tupl
     run = part.runs.get(phase)
     if run is None:
         return _begin(state, part, phase, at)
-    prepares = phase is Phase.PREPARE and has_work(state, part, phase)
+    prepares = phase is Phase.PREPARE and phases.has_work(state, part, phase)
     if prepares:
         after, effects = _continue_prepare(state, part, run, at)
         if after is not state:
             return after, effects
     # The cheap question comes first: each reply of a node leads here.
-    if run.outstanding or (prepares and state.alive(unready(part))):
+    if run.outstanding or (prepares and state.alive(phases.unready(part))):
         return state, []
-    if phase is Phase.RELEASE and awaits_save(part):
+    if phase is Phase.RELEASE and phases.awaits_save(part):
         if TimerName.SAVE in part.timers:
             return state, []
         # If all have saved, the event comes once the detector is there. Otherwise rank 0, which reports it, may be
         # lost.
-        after_s = state.limits.resume_s if have_saved(part) else state.limits.grace_s
+        after_s = state.limits.resume_s if phases.have_saved(part) else state.limits.grace_s
         return _start_timer(state, part, TimerName.SAVE, after_s)
     return _end(state, part.with_run(phase, replace(run, ended_at=at)), phase, at)
 
 
 def _begin(state: State, part: Part, phase: Phase, at: datetime) -> tuple[State, list[Effect]]:
-    if phase is Phase.DRAIN and has_work(state, part, phase):
-        waits = is_held_back(part, at) and bool(state.alive(unready(part)))
-        if waits or not may_drain(state, part):
+    if phase is Phase.DRAIN and phases.has_work(state, part, phase):
+        waits = phases.is_held_back(part, at) and bool(state.alive(phases.unready(part)))
+        if waits or not phases.may_drain(state, part):
             return state, []
-    if phase in STORES and has_work(state, part, phase) and holds_stages_back(part, at):
+    if phase in phases.STORES and phases.has_work(state, part, phase) and phases.holds_stages_back(part, at):
         return _wait_until_due(state, part, at)
     run = PhaseRun(started_at=at, outstanding={s.command.command_id: s for s in commands(state, part, phase)})
     if phase is Phase.RELEASE:
@@ -140,7 +124,7 @@ def _begin(state: State, part: Part, phase: Phase, at: datetime) -> tuple[State,
 
 def _continue_prepare(state: State, part: Part, run: PhaseRun, at: datetime) -> tuple[State, list[Effect]]:
     """Prepare the workers that have become free; start a timer if the part now waits for workers only."""
-    if is_held_back(part, at):
+    if phases.is_held_back(part, at):
         return _wait_until_due(state, part, at)
     new = prepare_commands(state, part)
     if new:
@@ -149,7 +133,7 @@ def _continue_prepare(state: State, part: Part, run: PhaseRun, at: datetime) -> 
         occupied = state.task(part.task).occupied | starting
         state = state.with_leaving(part.task, drop=starting)
         return state.with_part(part.with_run(Phase.PREPARE, run)).with_occupied(part.task, occupied), list(new)
-    if TimerName.WAIT not in part.timers and not is_preparing(part) and state.alive(unready(part)):
+    if TimerName.WAIT not in part.timers and not phases.is_preparing(part) and state.alive(phases.unready(part)):
         return _start_timer(state, part, TimerName.WAIT, state.limits.wait_s)
     return state, []
 
@@ -163,9 +147,9 @@ def _wait_until_due(state: State, part: Part, at: datetime) -> tuple[State, list
 
 def _end(state: State, part: Part, phase: Phase, at: datetime) -> tuple[State, list[Effect]]:
     moved = moved_phase(part, phase)
-    if moved is None or not (has_work(state, part, phase) or part.runs[phase].replies):
+    if moved is None or not (phases.has_work(state, part, phase) or part.runs[phase].replies):
         return state.with_part(replace(part, done=part.done | {phase})), []
-    left = phases_with_work(state, part) - part.done - {phase, Phase.FREE}
+    left = phases.phases_with_work(state, part) - part.done - {phase, Phase.FREE}
     return _record(state, part, phase_ended(state, part, phase, moved, at, complete=not left))
 
 
@@ -199,19 +183,19 @@ def _new_failure(state: State, part: Part) -> Failure | None:
         return None
     if part.change.prepare and state.task(part.task).spec is None:
         return Failure(Phase.PREPARE, FailureCode.UNKNOWN_TASK, "its specification is not in the log", ())
-    if TimerName.WAIT in part.fired and (waiting := not_yet_free(state, part, unready(part))):
+    if TimerName.WAIT in part.fired and (waiting := phases.not_yet_free(state, part, phases.unready(part))):
         return Failure(Phase.PREPARE, FailureCode.OCCUPIED, f"never released: {', '.join(waiting)}", ())
     return None
 
 
 def _lost_members(state: State, part: Part, phase: Phase) -> tuple[str, ...]:
     """Return the members, on lost nodes, of a stage that is still to be configured."""
-    stage = stage_of(part, phase)
-    if stage is None or phase in part.done or not has_work(state, part, phase):
+    stage = phases.stage_of(part, phase)
+    if stage is None or phase in part.done or not phases.has_work(state, part, phase):
         return ()
     if state.lost.isdisjoint(stage.nodes):
         return ()
-    return tuple(w for w in members(stage) if node_of(w) in state.lost)
+    return tuple(w for w in phases.members(stage) if node_of(w) in state.lost)
 
 
 def _disturbs_survivors(part: Part) -> bool:

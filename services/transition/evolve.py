@@ -12,39 +12,12 @@ from datetime import datetime
 
 from services.transition.moved_events import moved_phase
 from services.transition.phases import ENDINGS, before, kept, to_release
-from services.transition.state import (
-    Failure,
-    Outcome,
-    Part,
-    Phase,
-    Replied,
-    State,
-    TimerFired,
-    TimerName,
-    node_of,
-)
+from services.transition.state import Failure, Outcome, Part, Phase, Replied, State, TimerFired, TimerName, node_of
+from shared.events import union as events
 from shared.events.codes import FailureCode
 from shared.events.plans import TaskChange
 from shared.events.severities import ErrorKind
-from shared.events.union import (
-    ErrorDetected,
-    EventBase,
-    NodeAdopted,
-    NodeJoined,
-    NodeLeft,
-    NodeReturned,
-    PlanDecided,
-    StateMoved,
-    TaskCheckpointed,
-    TaskFailed,
-    TaskFinished,
-    TaskIdentified,
-    TaskProgressed,
-    TaskResumeRequested,
-    TaskStopped,
-    TaskStopRequested,
-    TaskSubmitted,
-)
+from shared.events.union import EventBase
 from shared.messages.commands import Reply
 
 
@@ -63,7 +36,7 @@ def _fired(state: State, part: Part, name: TimerName) -> State:
     return state.with_part(replace(part, fired=part.fired | {name})) if part.active else state
 
 
-def fold_moved(state: State, event: StateMoved) -> State:
+def fold_moved(state: State, event: events.StateMoved) -> State:
     """Fold a state-moved event. An event of a superseded plan, or one that was folded before, changes nothing."""
     part = state.task(event.task).part
     if part is None or part.plan != event.plan or event.phase in part.moved:
@@ -96,41 +69,41 @@ def fold_moved(state: State, event: StateMoved) -> State:
 def evolve(state: State, event: EventBase, at: datetime) -> State:
     """Return the state after an event of the log. ``at``: when it was recorded; nothing here depends on that."""
     match event:
-        case PlanDecided():
+        case events.PlanDecided():
             for change in event.changes:
                 state = _planned(state, event, change)
             return state
-        case StateMoved():
+        case events.StateMoved():
             return fold_moved(state, event)
-        case TaskSubmitted():
+        case events.TaskSubmitted():
             return _submitted(state, event)
-        case TaskProgressed(task=task, step=step) | TaskCheckpointed(task=task, step=step):
+        case events.TaskProgressed(task=task, step=step) | events.TaskCheckpointed(task=task, step=step):
             return state.with_step(task, step)
-        case TaskIdentified(task=name, identity=identity) if name in state.tasks:
+        case events.TaskIdentified(task=name, identity=identity) if name in state.tasks:
             return state.with_task(name, replace(state.tasks[name], identity=identity))
-        case TaskStopRequested(task=task, lose_steps=True):
+        case events.TaskStopRequested(task=task, lose_steps=True):
             return state.with_task(task, replace(state.tasks[task], may_lose=True)) if task in state.tasks else state
-        case TaskResumeRequested(task=task):
+        case events.TaskResumeRequested(task=task):
             part = state.task(task).part
             return state if part is None else _fired(state, part, TimerName.BACK_OFF)
-        case TaskFinished() | TaskFailed():
-            return _task_ended(state, event.task, unfinished=isinstance(event, TaskFailed))
-        case TaskStopped():
+        case events.TaskFinished() | events.TaskFailed():
+            return _task_ended(state, event.task, unfinished=isinstance(event, events.TaskFailed))
+        case events.TaskStopped():
             return _task_ended(_saved(state, event.task), event.task, stopped=True, unfinished=True)
-        case ErrorDetected():
+        case events.ErrorDetected():
             if event.task is not None and event.step is not None:
                 state = state.with_step(event.task, event.step)
             if event.kind is not ErrorKind.NODE_LOST or not event.node:
                 return state
             # An escalation has the kind of the error before it, and the agent of its node lives.
             return _node_lost(state if event.escalates else _with_away(state, event.node), event.node)
-        case NodeJoined():
+        case events.NodeJoined():
             return _node_joined(state, event)
-        case NodeAdopted():
+        case events.NodeAdopted():
             return _node_adopted(state, event)
-        case NodeReturned():
+        case events.NodeReturned():
             return _node_returned(state, event)
-        case NodeLeft(node=node, incarnation=incarnation):
+        case events.NodeLeft(node=node, incarnation=incarnation):
             if state.incarnations.get(node) != incarnation:
                 return state
             return _node_lost(_with_away(state, node), node)
@@ -138,7 +111,7 @@ def evolve(state: State, event: EventBase, at: datetime) -> State:
             return state
 
 
-def _planned(state: State, plan: PlanDecided, change: TaskChange) -> State:
+def _planned(state: State, plan: events.PlanDecided, change: TaskChange) -> State:
     """Give the task a part of the plan, in place of the part that it has."""
     name = change.task
     task = state.task(name)
@@ -154,14 +127,14 @@ def _planned(state: State, plan: PlanDecided, change: TaskChange) -> State:
     return state.with_part(part).with_occupied(name, task.occupied | alive)
 
 
-def _moved_step(state: State, event: StateMoved) -> State:
+def _moved_step(state: State, event: events.StateMoved) -> State:
     if event.phase in ("resumed", "restored"):
         # Not the maximum: the task may have gone back to an older step, and computes the steps since then again.
         return state.with_task(event.task, replace(state.task(event.task), step=event.step))
     return state.with_step(event.task, event.step)
 
 
-def _submitted(state: State, event: TaskSubmitted) -> State:
+def _submitted(state: State, event: events.TaskSubmitted) -> State:
     known = replace(state.task(event.task), ended=False, unfinished=False, may_lose=False, identity={})
     task = replace(known, spec=event.spec, step=event.step, resumes=event.resumes)
     if task.part is None or not task.part.active:
@@ -185,7 +158,7 @@ def _saved(state: State, task: str) -> State:
     return state if part is None or not part.active else state.with_part(replace(part, saved=True))
 
 
-def _node_joined(state: State, event: NodeJoined) -> State:
+def _node_joined(state: State, event: events.NodeJoined) -> State:
     """Fold a node that joined. A new incarnation has no process of the incarnation before."""
     if state.incarnations.get(event.node) not in (None, event.incarnation):
         state = _vacated(state, event.node)
@@ -194,7 +167,7 @@ def _node_joined(state: State, event: NodeJoined) -> State:
     return replace(state, incarnations=incarnations, lost=state.lost - gone, away=state.away - gone)
 
 
-def _node_adopted(state: State, event: NodeAdopted) -> State:
+def _node_adopted(state: State, event: events.NodeAdopted) -> State:
     """Fold a node that has another agent.
 
     The new agent has the processes of the one before, and gets its commands again.
@@ -208,7 +181,7 @@ def _with_away(state: State, node: str) -> State:
     return replace(state, away=state.away | {node})
 
 
-def _node_returned(state: State, event: NodeReturned) -> State:
+def _node_returned(state: State, event: events.NodeReturned) -> State:
     """Fold an isolated node that is used again. A node that has left, or is lost, has to join instead."""
     if event.node in state.away or state.incarnations.get(event.node) != event.incarnation:
         return state

@@ -9,21 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from services.transition.phases import (
-    generation_of,
-    has_work,
-    kept,
-    members,
-    not_yet_free,
-    preparing,
-    stage_of,
-    to_drain,
-    to_free,
-    to_hold,
-    to_release,
-    to_stop,
-    unready,
-)
+from services.transition import phases
 from services.transition.state import Part, Phase, Send, State, node_of
 from shared.events.union import derived_id
 from shared.messages.commands import (
@@ -51,16 +37,16 @@ def commands(state: State, part: Part, phase: Phase) -> list[Send]:
     ``PREPARE`` begins without commands: ``prepare_commands`` has them as workers become free.
     """
     build = _BUILDERS.get(phase)
-    return build(state, part, phase) if build and has_work(state, part, phase) else []
+    return build(state, part, phase) if build and phases.has_work(state, part, phase) else []
 
 
 def prepare_commands(state: State, part: Part) -> list[Send]:
     """Return ``Prepare`` for each worker that is free now and whose ``Prepare`` was not sent yet."""
     spec = state.task(part.task).spec
-    waiting = unready(part) - preparing(part)
+    waiting = phases.unready(part) - phases.preparing(part)
     if spec is None or not waiting:
         return []
-    waiting -= frozenset(not_yet_free(state, part, waiting))
+    waiting -= frozenset(phases.not_yet_free(state, part, waiting))
     return _per_node(
         state, part, Phase.PREPARE, sorted(waiting), lambda base, mine: Prepare(**base, workers=mine, spec=spec)
     )
@@ -87,35 +73,37 @@ def _per_node(
             "command_id": derived_id(part.plan, "transition-command", name),
             "plan": part.plan,
             "task": part.task,
-            "generation": generation_of(part, phase),
+            "generation": phases.generation_of(part, phase),
         }
         found.append(Send(node, build(base, mine), timeout_s, tuple(mine)))
     return found
 
 
 def _hold(state: State, part: Part, phase: Phase) -> list[Send]:
-    lost = to_free(part)
-    return _per_node(state, part, phase, to_hold(part), lambda base, mine: HoldTask(**base, workers=mine, lost=lost))
+    lost = phases.to_free(part)
+    return _per_node(
+        state, part, phase, phases.to_hold(part), lambda base, mine: HoldTask(**base, workers=mine, lost=lost)
+    )
 
 
 def _free(state: State, part: Part, phase: Phase) -> list[Send]:
-    return _per_node(state, part, phase, to_free(part), lambda base, mine: ReleaseTask(**base, workers=mine))
+    return _per_node(state, part, phase, phases.to_free(part), lambda base, mine: ReleaseTask(**base, workers=mine))
 
 
 def _drain(state: State, part: Part, phase: Phase) -> list[Send]:
-    return _per_node(state, part, phase, to_drain(part), lambda base, mine: DrainTask(**base, workers=mine))
+    return _per_node(state, part, phase, phases.to_drain(part), lambda base, mine: DrainTask(**base, workers=mine))
 
 
 def _stop(state: State, part: Part, phase: Phase) -> list[Send]:
     # A pause makes room for other tasks in any case, so it cannot be refused.
     lose = state.task(part.task).may_lose or part.change.action == "pause"
     return _per_node(
-        state, part, phase, to_stop(part), lambda base, mine: StopTask(**base, workers=mine, lose_steps=lose)
+        state, part, phase, phases.to_stop(part), lambda base, mine: StopTask(**base, workers=mine, lose_steps=lose)
     )
 
 
 def _release(state: State, part: Part, phase: Phase) -> list[Send]:
-    staying = {node_of(w) for w in kept(part)}
+    staying = {node_of(w) for w in phases.kept(part)}
     # A task that is paused, has failed, or has ended without a process that could save its state, may go on: the
     # detector knows when its copies are not needed any more. A task that has finished or was stopped has what it needs.
     action = part.change.action
@@ -124,19 +112,19 @@ def _release(state: State, part: Part, phase: Phase) -> list[Send]:
     def build(base: dict[str, Any], mine: list[str]) -> Command:
         return ReleaseTask(**base, workers=mine, all_workers=node_of(mine[0]) not in staying, keep_copies=keep)
 
-    return _per_node(state, part, phase, to_release(state, part), build)
+    return _per_node(state, part, phase, phases.to_release(state, part), build)
 
 
 def _store(state: State, part: Part, phase: Phase) -> list[Send]:
     """Return ``OpenStore`` for the node of the stage's lowest rank that is alive."""
-    alive = [w for w in members(stage_of(part, phase)) if node_of(w) not in state.lost]
+    alive = [w for w in phases.members(phases.stage_of(part, phase)) if node_of(w) not in state.lost]
     mine = [w for w in alive if node_of(w) == node_of(alive[0])]
     return _per_node(state, part, phase, mine, lambda base, _: OpenStore(**base))
 
 
 def _configure(state: State, part: Part, phase: Phase) -> list[Send]:
     run = part.runs.get(Phase.STORE_INTERRUPTED if phase is Phase.CONFIGURE_INTERRUPTED else Phase.STORE_TARGET)
-    stage = stage_of(part, phase)
+    stage = phases.stage_of(part, phase)
     if run is None or not run.replies or stage is None:
         return []
     store, task = run.replies[-1], state.task(part.task)
@@ -158,7 +146,7 @@ def _configure(state: State, part: Part, phase: Phase) -> list[Send]:
     def build(base: dict[str, Any], _: list[str]) -> Command:
         return alike.model_copy(update=base)
 
-    return _per_node(state, part, phase, members(stage), build, salt=f"{store.host}:{store.port}")
+    return _per_node(state, part, phase, phases.members(stage), build, salt=f"{store.host}:{store.port}")
 
 
 _BUILDERS: dict[Phase, Callable[[State, Part, Phase], list[Send]]] = {

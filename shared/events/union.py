@@ -245,7 +245,7 @@ class PlanDecided(ClusterEvent):
     where no earlier plan has them (docs/log.md, "What a plan says once"). ``slow``: how slow workers are used,
     where there are some. ``checkpoint_every_s``: of each task that has workers once the plan is carried out, the
     time between two checkpoints that loses the least at the measured rate of losses
-    (``shared.planning.checkpoint_interval``); where the solver was asked.
+    (``services.planner.checkpoint_advice``); where the solver was asked.
     """
 
     type: Literal["plan.decided"] = "plan.decided"

@@ -16,8 +16,9 @@ from shared.events.union import Observation
 from shared.interface.costs import Counterfactual, IncidentCost
 from shared.tasks.specification import Count, TaskSpec, TaskState
 from shared.text import Time
-from shared.views.documents import Milestone, NodeState, PlanState, Result
+from shared.views.documents import Milestone, NodeState, PlanState
 from shared.views.incident_parts import FailureAttempt as FailureAttempt
+from shared.views.task_parts import Result
 
 T = TypeVar("T")
 

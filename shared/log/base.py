@@ -12,18 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Integer,
-    MetaData,
-    Table,
-    Text,
-    insert,
-    inspect,
-    select,
-)
+import sqlalchemy as sa
 
 from shared.errors import Corrupt
 from shared.model import canonical_json
@@ -31,23 +20,23 @@ from shared.model import canonical_json
 FIRST_HASH = "0" * 64
 """``previous_hash`` of the first row of a log."""
 
-_METADATA = MetaData()
+_METADATA = sa.MetaData()
 
-BASE_TABLE = Table(
+BASE_TABLE = sa.Table(
     "log_base",
     _METADATA,
-    Column("position", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
-    Column("hash", Text, nullable=False),
-    Column("recorded_at", Text, nullable=False),
-    Column("segments", Text, nullable=False),
-    Column("sha256", Text, nullable=False),
+    sa.Column("position", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=False),
+    sa.Column("hash", sa.Text, nullable=False),
+    sa.Column("recorded_at", sa.Text, nullable=False),
+    sa.Column("segments", sa.Text, nullable=False),
+    sa.Column("sha256", sa.Text, nullable=False),
 )
 
-STREAMS_TABLE = Table(
+STREAMS_TABLE = sa.Table(
     "log_base_streams",
     _METADATA,
-    Column("stream", Text, primary_key=True),
-    Column("version", Integer, nullable=False),
+    sa.Column("stream", sa.Text, primary_key=True),
+    sa.Column("version", sa.Integer, nullable=False),
 )
 
 TABLES = (BASE_TABLE, STREAMS_TABLE)
@@ -81,12 +70,12 @@ START = Base()
 """The place before the first event of all."""
 
 
-def create_base(connection: Connection, base: Base) -> None:
+def create_base(connection: sa.Connection, base: Base) -> None:
     """Create the tables of a base, with their rows."""
     for table in TABLES:
         table.create(connection)
     connection.execute(
-        insert(BASE_TABLE).values(
+        sa.insert(BASE_TABLE).values(
             position=base.position,
             hash=base.hash,
             recorded_at=base.recorded_at,
@@ -96,23 +85,23 @@ def create_base(connection: Connection, base: Base) -> None:
     )
     if base.versions:
         rows = [{"stream": stream, "version": version} for stream, version in sorted(base.versions.items())]
-        connection.execute(insert(STREAMS_TABLE), rows)
+        connection.execute(sa.insert(STREAMS_TABLE), rows)
 
 
-def read_base(connection: Connection) -> Base:
+def read_base(connection: sa.Connection) -> Base:
     """Return the base of the log in a database.
 
     Raises:
         Corrupt: its tables do not have what ``create_base`` has written.
     """
-    inspector = inspect(connection)
+    inspector = sa.inspect(connection)
     if not inspector.has_table(BASE_TABLE.name):
         return START
-    rows = connection.execute(select(BASE_TABLE)).all()
+    rows = connection.execute(sa.select(BASE_TABLE)).all()
     if len(rows) != 1 or not inspector.has_table(STREAMS_TABLE.name):
         raise Corrupt("the base of the log (tables log_base, log_base_streams) was changed: it has no row, or several")
     row = rows[0]
-    versions = {stream: version for stream, version in connection.execute(select(STREAMS_TABLE))}
+    versions = {stream: version for stream, version in connection.execute(sa.select(STREAMS_TABLE))}
     numbers, texts = [row.position, *versions.values()], [row.hash, row.recorded_at, row.segments, *versions]
     if not all(isinstance(each, int) for each in numbers) or not all(isinstance(each, str) for each in texts):
         raise Corrupt(
@@ -121,11 +110,11 @@ def read_base(connection: Connection) -> Base:
     return Base(row.position, row.hash, row.recorded_at, versions, row.segments)
 
 
-def base_problem(connection: Connection, base: Base) -> str:
+def base_problem(connection: sa.Connection, base: Base) -> str:
     """Return what is wrong with a log's base, in words; empty if nothing is."""
     if not base.is_cut:
         return ""
-    stored = connection.scalar(select(BASE_TABLE.c.sha256))
+    stored = connection.scalar(sa.select(BASE_TABLE.c.sha256))
     if stored == base.sha256():
         return ""
     return (

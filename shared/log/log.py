@@ -29,8 +29,8 @@ from sqlalchemy import func, select
 from shared.errors import Conflict, OlderVersion, Unavailable, UnicronError
 from shared.events.union import Event, Recorded, parsed
 from shared.log.archived import ArchivedRows
+from shared.log.base import FIRST_HASH as FIRST_HASH
 from shared.log.base import base_problem
-from shared.log.chain import FIRST_HASH as FIRST_HASH
 from shared.log.chain import ChainReport
 from shared.log.chain import row_hash as row_hash
 from shared.log.driver_errors import database_errors

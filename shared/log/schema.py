@@ -18,26 +18,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
-from sqlalchemy import (
-    BigInteger,
-    Connection,
-    Engine,
-    Integer,
-    MetaData,
-    UniqueConstraint,
-    create_engine,
-    event,
-    inspect,
-)
+import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 from sqlmodel import Field, SQLModel
 
 from shared.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from shared.log.base import START, Base, create_base, read_base
 from shared.log.driver_errors import database_errors
-from shared.log.engines import close_engine
 from shared.log.guards import add_guards
 
 APPLICATION_ID = 0x554E4943
@@ -66,17 +56,31 @@ _POSTGRESQL_CONNECTION = {
 after about 10 s (``tcp_user_timeout`` is in milliseconds), where the kernel's own limits are minutes to hours."""
 
 
+def close_engine(engine: sa.Engine) -> None:
+    """Close the connections of an engine: those that lie idle now, those in use when they are returned.
+
+    ``Engine.dispose`` forgets the connections in use: a thread that a cancelled call left behind would leave the
+    server a connection until the garbage collector finds it.
+    """
+
+    @sa.event.listens_for(engine, "checkin")
+    def _close(_connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
+        entry.close()
+
+    engine.dispose()
+
+
 class LogRow(SQLModel, table=True):
     """One event. Times are ISO 8601 UTC text with microseconds, so that every database hashes the same bytes."""
 
     __tablename__ = "log"
-    __table_args__ = (UniqueConstraint("stream", "stream_version", name="log_stream_version"),)
+    __table_args__ = (sa.UniqueConstraint("stream", "stream_version", name="log_stream_version"),)
     # Separate metadata: another module's create_all must not create the log's table without its triggers.
-    metadata = MetaData()
+    metadata = sa.MetaData()
 
     position: int = Field(
         primary_key=True,
-        sa_type=BigInteger().with_variant(Integer, "sqlite"),
+        sa_type=sa.BigInteger().with_variant(sa.Integer, "sqlite"),
         sa_column_kwargs={"autoincrement": False},
     )
     event_id: str = Field(unique=True)
@@ -120,7 +124,7 @@ stored_row: Callable[[Iterable[Any]], StoredRow] = functools.partial(tuple.__new
 """Makes a row of values in the order of ``COLUMNS``; called for each row of a log, so no function of Python's."""
 
 
-def begin_write(connection: Connection) -> None:
+def begin_write(connection: sa.Connection) -> None:
     """Take the writer's lock for the rest of the transaction. SQLite takes it with BEGIN IMMEDIATE."""
     if connection.dialect.name == "postgresql":
         limit = f"set_config('idle_in_transaction_session_timeout', '{round(ABANDONED_S * 1000)}', true)"
@@ -156,7 +160,7 @@ class Database:
         else:
             parsed = postgresql_url(url)
             self.name = parsed.database or ""
-            self.engine = create_engine(parsed, pool_size=4, pool_pre_ping=True)
+            self.engine = sa.create_engine(parsed, pool_size=4, pool_pre_ping=True)
         self.writer = self.engine.execution_options(unicron_write=True)
         try:
             with database_errors(f"log {self.name}"):
@@ -175,7 +179,7 @@ class Database:
             self._copies.cleanup()
             self._copies = None
 
-    def _open_sqlite(self, path: Path, read_only: bool) -> Engine:
+    def _open_sqlite(self, path: Path, read_only: bool) -> sa.Engine:
         if read_only:
             if not path.is_file():
                 raise NotFound(f"no log at {path}")
@@ -183,10 +187,10 @@ class Database:
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             connect = _sqlite_connect(path, "mode=rwc")
-        engine = create_engine("sqlite+pysqlite://", creator=connect, poolclass=QueuePool, pool_size=4)
+        engine = sa.create_engine("sqlite+pysqlite://", creator=connect, poolclass=QueuePool, pool_size=4)
 
-        @event.listens_for(engine, "begin")
-        def _begin(connection: Connection) -> None:
+        @sa.event.listens_for(engine, "begin")
+        def _begin(connection: sa.Connection) -> None:
             # The driver is in autocommit mode (isolation_level None): this is the only place that begins transactions.
             write = connection.get_execution_options().get("unicron_write")
             connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
@@ -230,13 +234,13 @@ class Database:
             if not self._check(connection):  # another process may have created the table meanwhile
                 create_log(connection, self.base)
 
-    def _check(self, connection: Connection) -> bool:
+    def _check(self, connection: sa.Connection) -> bool:
         """Return whether the database has the log's table.
 
         Raises:
             Corrupt: the database has another program's tables.
         """
-        inspector = inspect(connection)
+        inspector = sa.inspect(connection)
         if inspector.has_table("log"):
             names = [column["name"] for column in inspector.get_columns("log")]
             if names != COLUMNS:
@@ -310,7 +314,7 @@ text_of = functools.partial(str, encoding="utf-8", errors="surrogateescape")
 """Makes text of the bytes in a cell. Called for nine cells of each row, so no function of Python's."""
 
 
-def checkpoint(engine: Engine) -> None:
+def checkpoint(engine: sa.Engine) -> None:
     """Copy the contents of SQLite's write-ahead log into the main file; no writer waits for this."""
     connection = engine.raw_connection()
     try:
@@ -319,7 +323,7 @@ def checkpoint(engine: Engine) -> None:
         connection.close()
 
 
-def _set_wal(engine: Engine) -> None:
+def _set_wal(engine: sa.Engine) -> None:
     """Switch the file to WAL mode. SQLite does not wait for locks here; a process that meets another one retries.
 
     Raises:
@@ -340,7 +344,7 @@ def _set_wal(engine: Engine) -> None:
         connection.close()
 
 
-def create_log(connection: Connection, base: Base) -> None:
+def create_log(connection: sa.Connection, base: Base) -> None:
     """Create the table of a log that begins behind a base, with all that guards it."""
     TABLE.create(connection)
     if base.is_cut:

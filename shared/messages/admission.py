@@ -3,6 +3,9 @@
 An agent that starts sends a ``Hello`` before it takes commands, starts processes or sends heartbeats, and again until
 the ``Answer`` is ``admitted`` or ``refused``. The detector asks the agent that has the name, if there is one, whether
 it lives (``ALIVE``). An agent whose name was given to a successor meanwhile gets a ``Revocation``.
+
+The api asks an agent to leave its processes to a successor. The agent answers, and ends. Its supervisor starts the next
+one, of the program that is installed by then.
 """
 
 from __future__ import annotations
@@ -17,6 +20,24 @@ from shared.names import Host, Label, Name
 
 INCARNATION = r"^[0-9a-f]{32}$"
 """An agent's incarnation: a random UUID in hexadecimal. It becomes a part of subjects, so no other text may."""
+
+
+class AgentRestart(Message):
+    """Hand over. ``incarnation``: of the agent that is meant; another one answers, and stays."""
+
+    incarnation: MessageId
+
+
+class AgentRestartResult(Message):
+    """The answer. ``incarnation``: of the agent that answers; it ends if it is the one that was meant."""
+
+    incarnation: MessageId
+
+
+AGENT_RESTART = Endpoint(
+    "unicron.agent-restart.*", AgentRestart, AgentRestartResult, by=("api",), to=("node",), timeout_s=3.0
+)
+"""An answer takes milliseconds; a busy machine has a hundred times that."""
 
 
 class Hello(Message):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shared.bus.endpoints import NOTHING, Endpoint
-from shared.messages.admission import ALIVE, DEPARTURES, HELLO, REVOKED
-from shared.messages.agent_restart import AGENT_RESTART
+from shared.messages.admission import AGENT_RESTART, ALIVE, DEPARTURES, HELLO, REVOKED
 from shared.messages.commands import COMMANDS, LEFTOVERS
 from shared.messages.common_time import TIME
 from shared.messages.health import HEALTH

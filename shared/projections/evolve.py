@@ -2,43 +2,12 @@
 
 from __future__ import annotations
 
-from shared.events.union import (
-    AnomalyObserved,
-    ClusterConfigured,
-    ErrorDetected,
-    IncidentAcknowledged,
-    IncidentNoted,
-    IncidentObserved,
-    NodeAdopted,
-    NodeCordoned,
-    NodeDrained,
-    NodeDraining,
-    NodeJoined,
-    NodeLeft,
-    NodeReturned,
-    PlanDecided,
-    Recorded,
-    StateMoved,
-    TaskChanged,
-    TaskCheckpointed,
-    TaskCheckpointFailed,
-    TaskCopiesLacking,
-    TaskDeleted,
-    TaskFailed,
-    TaskFinished,
-    TaskIdentified,
-    TaskProgressed,
-    TaskResultUnwritten,
-    TaskResumeRequested,
-    TaskStopped,
-    TaskStopRefused,
-    TaskStopRequested,
-    TaskSubmitted,
-    WorkerSlowed,
-)
+from shared.events import union as events
+from shared.events.union import Recorded
 from shared.projections import incidents, milestones, nodes, observed, plans, requests, service_spans, spans, tasks
 from shared.projections.documents import change_task
-from shared.views.documents import CheckpointFailure, ClusterView, CopiesLack, Views
+from shared.views.documents import ClusterView, Views
+from shared.views.task_parts import CheckpointFailure, CopiesLack
 
 
 def evolve(views: Views, recorded: Recorded) -> None:
@@ -56,69 +25,69 @@ def evolve(views: Views, recorded: Recorded) -> None:
 def _evolve(views: Views, recorded: Recorded) -> None:
     event = recorded.event
     match event:
-        case ClusterConfigured():
+        case events.ClusterConfigured():
             prices = {"price_per_worker_hour": event.price_per_worker_hour, "currency": event.currency}
             views.cluster["cluster"] = views.cluster.get("cluster", ClusterView()).model_copy(update=prices)
-        case TaskSubmitted():
+        case events.TaskSubmitted():
             tasks.submitted(views, recorded, event)
-        case TaskStopRequested():
+        case events.TaskStopRequested():
             tasks.stop_requested(views, recorded, event)
-        case TaskResumeRequested():
+        case events.TaskResumeRequested():
             tasks.resume_requested(views, recorded, event)
-        case TaskStopRefused():
+        case events.TaskStopRefused():
             tasks.stop_refused(views, recorded, event)
-        case TaskChanged():
+        case events.TaskChanged():
             requests.changed(views, recorded, event)
-        case TaskDeleted():
+        case events.TaskDeleted():
             requests.deleted(views, recorded, event)
-        case TaskProgressed():
+        case events.TaskProgressed():
             tasks.progressed(views, event)
-        case TaskIdentified():
+        case events.TaskIdentified():
             change_task(views, event.task, changed=event.changed)
-        case TaskCheckpointed():
+        case events.TaskCheckpointed():
             change_task(views, event.task, checkpoint=event.path, checkpoint_step=event.step, checkpoint_failure=None)
-        case TaskCheckpointFailed():
+        case events.TaskCheckpointFailed():
             failure = CheckpointFailure(step=event.step, worker=event.worker, reason=event.reason, at=event.occurred_at)
             change_task(views, event.task, checkpoint_failure=failure)
-        case TaskCopiesLacking():
+        case events.TaskCopiesLacking():
             lack = CopiesLack(step=event.step, worker=event.worker, reason=event.reason, at=event.occurred_at)
             change_task(views, event.task, copies_lacking=None if event.ended else lack)
-        case TaskResultUnwritten():
+        case events.TaskResultUnwritten():
             tasks.result_unwritten(views, event)
-        case TaskStopped() | TaskFinished() | TaskFailed():
+        case events.TaskStopped() | events.TaskFinished() | events.TaskFailed():
             tasks.ended(views, recorded, event)
-        case NodeJoined():
+        case events.NodeJoined():
             nodes.joined(views, recorded, event)
-        case NodeAdopted():
+        case events.NodeAdopted():
             nodes.adopted(views, event)
-        case NodeLeft():
+        case events.NodeLeft():
             nodes.left(views, event)
-        case NodeCordoned():
+        case events.NodeCordoned():
             nodes.cordoned(views, event)
-        case NodeDraining():
+        case events.NodeDraining():
             nodes.draining(views, event)
-        case NodeDrained():
+        case events.NodeDrained():
             nodes.drained(views, event)
-        case NodeReturned():
+        case events.NodeReturned():
             nodes.returned(views, event)
-        case ErrorDetected():
+        case events.ErrorDetected():
             incidents.detected(views, recorded, event)
             nodes.failed(views, event)
             tasks.differs(views, event)
             tasks.given_up(views, event)
-        case IncidentObserved():
+        case events.IncidentObserved():
             incidents.observed(views, event)
-        case IncidentNoted():
+        case events.IncidentNoted():
             requests.noted(views, recorded, event)
-        case IncidentAcknowledged():
+        case events.IncidentAcknowledged():
             requests.acknowledged(views, recorded, event)
-        case PlanDecided():
+        case events.PlanDecided():
             plans.decided(views, recorded, event)
-        case StateMoved():
+        case events.StateMoved():
             milestones.moved(views, event)
-        case WorkerSlowed():
+        case events.WorkerSlowed():
             observed.slowed(views, recorded, event)
-        case AnomalyObserved():
+        case events.AnomalyObserved():
             observed.anomaly(views, event)
     kind, _, name = recorded.stream.partition("/")
     if kind == "task":

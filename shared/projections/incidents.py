@@ -8,6 +8,7 @@ from typing import Any
 from shared.costs.counterfactuals import other_answers_to
 from shared.events.evidence import Evidence
 from shared.events.union import ErrorDetected, IncidentObserved, PlanDecided, Recorded
+from shared.model import filled
 from shared.tasks.specification import TaskState
 from shared.views.documents import Impact, IncidentView, Views
 from shared.views.incident_parts import Attempt, OtherAnswers, with_duration
@@ -27,20 +28,11 @@ def detected(views: Views, recorded: Recorded, event: ErrorDetected) -> None:
     """
     known = views.incidents.get(event.incident)
     if known is None:
-        views.incidents[event.incident] = IncidentView(
+        views.incidents[event.incident] = filled(
+            IncidentView,
+            event,
             id=event.incident,
             position=recorded.position,
-            kind=event.kind,
-            severity=event.severity,
-            method=event.method,
-            node=event.node,
-            worker=event.worker,
-            task=event.task,
-            rank=event.rank,
-            step=event.step,
-            occurred_at=event.occurred_at,
-            detected_at=event.detected_at,
-            evidence=event.evidence,
             tasks=[event.task] if event.task else sorted(Evidence.read(event.evidence).tasks),
             attempts=[_attempt(event)],
         )
@@ -65,17 +57,7 @@ def detected(views: Views, recorded: Recorded, event: ErrorDetected) -> None:
 
 
 def _attempt(event: ErrorDetected) -> Attempt:
-    return Attempt(
-        event=event.event_id,
-        occurred_at=event.occurred_at,
-        detected_at=event.detected_at,
-        severity=event.severity,
-        node=event.node,
-        worker=event.worker,
-        rank=event.rank,
-        generation=event.generation,
-        step=event.step,
-    )
+    return filled(Attempt, event, event=event.event_id)
 
 
 def observed(views: Views, event: IncidentObserved) -> None:

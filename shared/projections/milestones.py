@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shared.events.union import StateMoved
+from shared.model import filled
 from shared.projections import incidents
 from shared.projections.documents import change_impact, change_task, close_plan
 from shared.tasks.specification import ENDED, TaskState
@@ -16,18 +17,7 @@ def moved(views: Views, event: StateMoved) -> None:
     plan = views.plans.get(event.plan)
     if plan is None:
         return
-    milestone = Milestone(
-        task=event.task,
-        phase=event.phase,
-        generation=event.generation,
-        step=event.step,
-        started_at=event.started_at,
-        occurred_at=event.occurred_at,
-        durations_s=event.durations_s,
-        sources=event.sources,
-        deal=event.deal,
-        detail=event.detail,
-    )
+    milestone = filled(Milestone, event)
     changes: dict[str, Any] = {"milestones": [*plan.milestones, milestone]}
     if event.phase == "failed":
         changes["state"] = PlanState.FAILED

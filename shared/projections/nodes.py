@@ -17,6 +17,7 @@ from shared.events.union import (
     NodeReturned,
     Recorded,
 )
+from shared.model import filled
 from shared.projections.observed import forget_slowness
 from shared.views.documents import NodeState, NodeView, Views
 
@@ -33,17 +34,14 @@ def joined(views: Views, recorded: Recorded, event: NodeJoined) -> None:
     cordoned = known is not None and known.cordoned
     if known is not None:
         forget_slowness(views, known, event.occurred_at, "the node joined anew")
-    views.nodes[event.node] = NodeView(
+    views.nodes[event.node] = filled(
+        NodeView,
+        event,
         name=event.node,
         position=known.position if known else recorded.position,
         version=recorded.stream_version,
         state=NodeState.CORDONED if cordoned else NodeState.READY,
         cordoned=cordoned,
-        incarnation=event.incarnation,
-        agent_pid=event.agent_pid,
-        domain=event.domain,
-        workers=event.workers,
-        hardware=event.hardware,
         joined_at=recorded.recorded_at,
         span=known.span if known else "",
         allocated_since=known.allocated_since if known else None,

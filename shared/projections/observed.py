@@ -7,6 +7,7 @@ from typing import Any
 
 from shared.events.plans import Trigger
 from shared.events.union import AnomalyObserved, PlanDecided, Recorded, WorkerSlowed
+from shared.model import filled
 from shared.projections.documents import change_task
 from shared.views.documents import NodeView, Views
 from shared.views.observed_views import OpenAnomaly, SlowdownView, SlowWorker
@@ -48,19 +49,13 @@ def slowed(views: Views, recorded: Recorded, event: WorkerSlowed) -> None:
 
 
 def _found(recorded: Recorded, event: WorkerSlowed) -> SlowdownView:
-    return SlowdownView(
+    return filled(
+        SlowdownView,
+        event,
         id=event.event_id,
         position=recorded.position,
-        worker=event.worker,
-        node=event.node,
-        task=event.task,
-        generation=event.generation,
-        rank=event.rank,
-        step=event.step,
-        slowdown=event.slowdown,
         worst=event.slowdown,
         found_at=event.occurred_at,
-        evidence=event.evidence,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from shared.events.plans import TaskChange, Trigger
 from shared.events.union import PlanDecided, Recorded
+from shared.model import filled
 from shared.projections import incidents, observed, spans
 from shared.projections.documents import change_impact, change_task, close_plan
 from shared.projections.rates import modelled_rates, rate_flop_per_s
@@ -27,21 +28,16 @@ def decided(views: Views, recorded: Recorded, event: PlanDecided) -> None:
             _set_strength(views, name, count)
     for name, reason in event.queued.items():
         _queue(views, name, reason, moved=name in impacts)
-    views.plans[event.plan] = PlanView(
+    views.plans[event.plan] = filled(
+        PlanView,
+        event,
         id=event.plan,
         position=recorded.position,
         decided_at=at,
-        trigger=event.trigger,
-        cause=event.cause,
-        incident=event.incident,
-        beside=event.beside,
         incidents=answered,
-        response=event.response,
-        supersedes=event.supersedes,
         state=PlanState.OUTSTANDING if impacts else PlanState.DONE,
         outstanding=sorted(impacts),
         impacts=impacts,
-        queued=event.queued,
         since=_since(views, answered, impacts, at, event.cause),
         detected_at=max((when for i in answered for when in _detected(views, i, event.cause)), default=None),
         solved=event.solution is not None,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from statistics import median
 
 from shared.events.union import PlanDecided
-from shared.views.documents import SHORTEST_STEP_S, RateSample, TaskView
+from shared.views.documents import SHORTEST_STEP_S, TaskView
+from shared.views.task_parts import RateSample
 
 _SAMPLES = 15
 """Measurements that the mean is taken over. Chosen: seven wrong ones do not move it beyond the sound ones, and a

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shared.events.union import IncidentAcknowledged, IncidentNoted, Recorded, TaskChanged, TaskDeleted
+from shared.model import filled
 from shared.projections import service_spans, spans
 from shared.projections.documents import change_task
 from shared.tasks.specification import ENDED
@@ -47,26 +48,15 @@ def keep_attempt(views: Views, task: TaskView) -> None:
 
 def attempt_of(task: TaskView) -> AttemptView:
     """Return a task's latest submission as an attempt."""
-    return AttemptView(
+    return filled(
+        AttemptView,
+        task,
         task=task.name,
-        position=task.position,
         number=task.attempt,
-        submission_id=task.submission_id,
-        owner=task.owner,
-        spec=task.spec,
-        state=task.state,
-        reason=task.reason,
         checkpoint=task.start_checkpoint,
-        first_step=task.first_step,
         last_step=task.step,
         flop=task.flop(task.step) - task.earlier_flop,
         weighted_flop=task.weighted_flop(task.step) - task.earlier_weighted_flop,
-        submitted_at=task.submitted_at,
-        started_at=task.started_at,
-        ended_at=task.ended_at,
-        deleted_at=task.deleted_at,
-        result=task.result,
-        traceback=task.traceback,
     )
 
 

@@ -24,8 +24,8 @@ from shared.projections.documents import change_impact, change_task, close_plan
 from shared.projections.rates import with_sample
 from shared.projections.requests import keep_attempt
 from shared.tasks.specification import ENDED, TaskSpec, TaskState
-from shared.views.documents import SHORTEST_STEP_S, Result, StopRefusal, TaskView, Views
-from shared.views.task_parts import TaskWait
+from shared.views.documents import SHORTEST_STEP_S, TaskView, Views
+from shared.views.task_parts import Result, StopRefusal, TaskWait
 
 
 def submitted(views: Views, recorded: Recorded, event: TaskSubmitted) -> None:

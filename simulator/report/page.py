@@ -9,13 +9,29 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
+from shared.text import prefix_of
 from simulator.outcome import Outcome
 from simulator.policies.parameters import COMMON, parameters
 from simulator.policy import Policy
 from simulator.report.plots import draw
 from simulator.report.summary import Comparison, PolicyLine
-from simulator.report.units import seconds, si
 from simulator.workloads.workload import Workload
+
+
+def si(value: float, unit: str) -> str:
+    """Return an amount with four significant digits, such as ``62.15 ZFLOP``."""
+    scale, prefix = prefix_of(value)
+    return f"{value / scale:.4g} {prefix}{unit}"
+
+
+def seconds(value: float | None) -> str:
+    """Return a time with three significant digits, in the unit that a person would use; ``-`` for none."""
+    if value is None:
+        return "-"
+    for unit, length_s in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if value >= 2 * length_s:
+            return f"{value / length_s:.3g} {unit}"
+    return f"{value:.3g} s"
 
 
 @dataclass(frozen=True)

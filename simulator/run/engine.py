@@ -5,26 +5,34 @@ carried out, ``training`` and ``rates`` how tasks advance, ``recorder`` the log,
 
 Every event goes through the planner's fold, and is answered by the planner's ``decide`` with the policy's ``solve``. An
 answer is in the log right behind its cause. The planner's timers fire in simulated time.
+
+The allotment is each task's workers in the best plan of the healthy cluster; a policy may pin them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
+from services.planner.evolve import evolve
+from services.planner.problem.problem import build_problem
 from services.planner.replay.log_fold import Fold
+from services.planner.state.cluster import State
+from services.planner.throughput.tables import layout_of
 from services.planner.timers import Timer, next_timer
+from shared.events.plans import Layout
 from shared.events.union import ClusterConfigured, Event, NodeJoined, PlanDecided, TaskSubmitted
 from shared.log.log import EventLog
 from shared.machine.process import seldom_collecting
 from shared.planning.instance import TableCache
 from shared.planning.solver import solve_with_alternatives
 from shared.settings.model import Settings
+from shared.tasks.specification import TaskSpec
 from simulator.outcome import Outcome, WafPoint
-from simulator.policy import Policy
+from simulator.policy import Policy, Scope
 from simulator.run.accounting import Accounting
-from simulator.run.agenda import Agenda, Entry, time_of
-from simulator.run.allotment import allot, pinned
+from simulator.run.agenda import START, Agenda, Entry, time_of
 from simulator.run.execution import Execution
 from simulator.run.nodes import Nodes
 from simulator.run.rates import Rates
@@ -44,6 +52,41 @@ _MOST_TABLES = 512
 REPORT_S = 3600.0
 """Simulated seconds between two reports of the progress of tasks that end within the horizon: decisions depend on the
 work that is left, and an hour of it is little. Where tasks outlast the horizon, only faults and plans report it."""
+
+
+class Allotment(NamedTuple):
+    """The best plan of the healthy cluster without spares: workers and layout of each task that gets some."""
+
+    workers: dict[str, int]
+    layouts: dict[str, Layout]
+
+
+def allot(tasks: Sequence[TaskSpec], cluster: Sequence[Event]) -> Allotment:
+    """Return the allotment.
+
+    Args:
+        tasks: specifications as they were submitted.
+        cluster: the configuration, and the nodes that join, without spares.
+    """
+    state = State()
+    for event in cluster:
+        state = evolve(state, event, START)
+    for spec in tasks:
+        submitted = TaskSubmitted(event_id=spec.name, occurred_at=START, task=spec.name, spec=spec)
+        state = evolve(state, submitted, START)
+    found, _ = solve_with_alternatives(build_problem(state, START))
+    workers = {name: count for name, count in found.assignment.items() if count > 0}
+    layouts = {name: layout_of(state, state.tasks[name], count) for name, count in workers.items()}
+    return Allotment(workers, layouts)
+
+
+def pinned(spec: TaskSpec, scope: Scope, allotment: Allotment) -> TaskSpec:
+    """Return the specification as the policy submits it; a task without an allotment stays as it is."""
+    count = allotment.workers.get(spec.name)
+    if scope == "cluster" or count is None:
+        return spec
+    least = count if scope == "fixed" else spec.workers.min
+    return spec.model_copy(update={"workers": spec.workers.model_copy(update={"min": least, "max": count})})
 
 
 def simulate(
@@ -166,16 +209,14 @@ class _Run:
             self._nodes.slowdowns,
             self._nodes.dead,
             lambda: self._fold.state,
-            self._emit,
-            self._recorder.new_id,
+            self._log,
             self._rate_changed,
         )
         first: list[ClusterConfigured | NodeJoined] = [configured, *joined]
         for event in first:
             self._emit(event)
-        now, new_id = self._agenda.now, self._recorder.new_id
         for spec in specs:
-            self._emit(TaskSubmitted(event_id=new_id(), occurred_at=now, task=spec.name, spec=spec))
+            self._log(TaskSubmitted, task=spec.name, spec=spec)
         self._execution.begin_trace()
         self._recorder.flush()  # so that what the start has cost is over when the trace begins
 
@@ -190,6 +231,10 @@ class _Run:
             policy="" if self._policy.name == LIVE else self._policy.name,
             **values,
         )
+
+    def _log(self, kind: Callable[..., Event], **fields: Any) -> None:
+        """Log an event of the present."""
+        self._emit(kind(event_id=self._recorder.new_id(), occurred_at=self._agenda.now, **fields))
 
     def _emit(self, event: Event) -> None:
         """Log an event with the planner's answer to it, and begin what that asks for."""

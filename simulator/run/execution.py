@@ -37,8 +37,6 @@ DECISION_S = 0.02
 """From a trigger to its plan in the log: a plan of a thousand nodes takes about that long on one core (median of
 ``python -m benchmarks.planner``). The log has the plan at its trigger's time; what it asks for begins so much later."""
 
-Emit = Callable[[Event], None]
-
 
 class Execution:
     """Carries out plans.
@@ -52,8 +50,7 @@ class Execution:
         slowdowns: of the nodes that are slower than others; read only here.
         dead: nodes that are lost, whether that is known or not; read only here.
         state: returns the planner's state.
-        emit: takes the events.
-        new_id: returns the id of the next event.
+        log: logs an event of the present, of a class and with fields.
         changed: called when a rate has changed.
     """
 
@@ -67,8 +64,7 @@ class Execution:
         slowdowns: Mapping[str, float],
         dead: Iterable[str],
         state: Callable[[], State],
-        emit: Emit,
-        new_id: Callable[[], str],
+        log: Callable[..., None],
         changed: Callable[[Training], None],
     ) -> None:
         self._policy = policy
@@ -79,8 +75,7 @@ class Execution:
         self._slowdowns = slowdowns
         self._dead = dead
         self._state = state
-        self._emit = emit
-        self._new_id = new_id
+        self._log = log
         self._changed = changed
         self._starting = True
         self.transitions = 0
@@ -218,15 +213,12 @@ class Execution:
         if change.survivors:
             training.save()
             training.logged_step = training.steps
-            self._emit(
-                TaskStopped(
-                    event_id=self._new_id(),
-                    occurred_at=self._agenda.now,
-                    task=training.name,
-                    generation=generation,
-                    step=training.steps,
-                    path=_path(training),
-                )
+            self._log(
+                TaskStopped,
+                task=training.name,
+                generation=generation,
+                step=training.steps,
+                path=_path(training),
             )
         else:
             training.lose("checkpoint")
@@ -241,20 +233,17 @@ class Execution:
         if last and training.part is part:
             training.part = None
         now = self._agenda.now
-        self._emit(
-            StateMoved(
-                event_id=self._new_id(),
-                occurred_at=now,
-                plan=part.plan,
-                task=training.name,
-                incident=part.incident,
-                generation=moved.generation,
-                phase=moved.name,
-                started_at=min(time_of(start_s), now),
-                step=training.steps,
-                steps_recomputed=recomputed,
-                complete=last,
-            )
+        self._log(
+            StateMoved,
+            plan=part.plan,
+            task=training.name,
+            incident=part.incident,
+            generation=moved.generation,
+            phase=moved.name,
+            started_at=min(time_of(start_s), now),
+            step=training.steps,
+            steps_recomputed=recomputed,
+            complete=last,
         )
 
     # ---- faults, and progress between plans
@@ -307,16 +296,13 @@ class Execution:
         generation = training.formation.generation if training.formation is not None else 0
         self.completed_s[training.name] = self._agenda.now_s
         self._set_rate(training, 0.0)
-        self._emit(
-            TaskFinished(
-                event_id=self._new_id(),
-                occurred_at=self._agenda.now,
-                task=training.name,
-                generation=generation,
-                step=training.spec.steps,
-                samples_sha256="",
-                parameters_path="",
-            )
+        self._log(
+            TaskFinished,
+            task=training.name,
+            generation=generation,
+            step=training.spec.steps,
+            samples_sha256="",
+            parameters_path="",
         )
 
     def report(self, training: Training, *, measured: bool = False) -> None:
@@ -331,28 +317,22 @@ class Execution:
         if formation is None or training.ended or training.recomputed:
             return
         held_up = slowdown_of(formation, self._slowdowns) > 1.0
-        self._emit(
-            TaskProgressed(
-                event_id=self._new_id(),
-                occurred_at=self._agenda.now,
-                task=training.name,
-                generation=formation.generation,
-                step=training.steps,
-                workers=len(formation.members),
-                step_s=training.step_s if measured and not held_up else 0.0,
-            )
+        self._log(
+            TaskProgressed,
+            task=training.name,
+            generation=formation.generation,
+            step=training.steps,
+            workers=len(formation.members),
+            step_s=training.step_s if measured and not held_up else 0.0,
         )
         if training.saved_step > training.logged_step:
             training.logged_step = training.saved_step
-            self._emit(
-                TaskCheckpointed(
-                    event_id=self._new_id(),
-                    occurred_at=self._agenda.now,
-                    task=training.name,
-                    generation=formation.generation,
-                    step=training.saved_step,
-                    path=_path(training),
-                )
+            self._log(
+                TaskCheckpointed,
+                task=training.name,
+                generation=formation.generation,
+                step=training.saved_step,
+                path=_path(training),
             )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from shared.events.union import Event, Recorded, derived_id
-from shared.log.chain import FIRST_HASH
+from shared.log.base import FIRST_HASH
 from shared.log.log import EventLog
 
 _BATCH = 512

@@ -17,7 +17,7 @@ from services.agent.agent import Agent
 from services.agent.files.snapshot_folders import node_folder
 from services.agent.machine.hardware import NodeHardware
 from services.agent.node.process import Process
-from services.agent.ranks import ending_processes
+from services.agent.ranks import fork_server
 from services.agent.succession.inheritance import Inheritance
 from shared.messages.signals import ProcessExited, RankRaised
 from shared.settings.model import Settings
@@ -161,7 +161,7 @@ async def test_older_generations_of_other_plans_are_fenced(agent: Agent, driver:
 async def test_a_waiting_command_ends_when_a_newer_plan_fences_it(
     agent: Agent, driver: Driver, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending_processes, "QUIT_GRACE_S", 2 * WAIT_S)
+    monkeypatch.setattr(fork_server, "QUIT_GRACE_S", 2 * WAIT_S)
     pids = await train(driver)
     os.kill(pids["n0/0"], signal.SIGSTOP)
     held = asyncio.create_task(driver.ask("hold", 2, workers=["n0/0"]))

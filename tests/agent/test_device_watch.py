@@ -11,10 +11,10 @@ import pynvml
 import pytest
 
 from services.agent.machine.device_health import ECC_SETTLE_S, DeviceHealth
-from services.agent.machine.device_metrics import device_metrics
 from services.agent.machine.device_watch import DeviceWatch
 from services.agent.machine.hardware import NodeHardware
 from services.agent.machine.nvml import Reading
+from services.agent.metrics import device_metrics
 from shared.clock import PROCESS_CLOCK
 from shared.errors import InvalidInput
 from shared.messages.signals import DeviceFailed, Signal

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.agent.ranks.output_times import OutputTimes
+from services.agent.ranks.output_limits import OutputTimes
 from shared.machine.output_times import EVERY_S, MOST_BYTES, size_at, times_path
 from shared.messages.node_files import ReadOutput
 from shared.messages.task_folders import TaskFolders

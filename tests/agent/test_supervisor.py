@@ -13,8 +13,7 @@ import psutil
 import pytest
 
 from shared.bus.connection import Bus
-from shared.messages.admission import HELLO, Answer
-from shared.messages.agent_restart import AGENT_RESTART, AgentRestart
+from shared.messages.admission import AGENT_RESTART, HELLO, AgentRestart, Answer
 from shared.messages.probes import Outcome, ProbeTarget, probe
 from shared.messages.signals import Heartbeat, ProcessExited
 from shared.settings.model import Settings

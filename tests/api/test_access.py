@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from fastapi.routing import APIRoute
 
-from cli.client import Client
 from services.api import main
 from services.api.access.socket_owners import end, uid_of
 from services.api.http.methods import CHANGES
@@ -34,6 +33,7 @@ from shared.service.http_server import listen
 from shared.service.tokens import Scope
 from shared.settings.model import Settings
 from tests.api.kit import Server, bearer, client_of, offline_gateway, serving, spec_dict
+from unicron_client.resources import Client
 
 ANYBODY = frozenset({"/v1/plan/solve", "/v1/browser-links", "/v1/browser-sessions"})
 """Paths that change nothing, or nothing but the browsers' sessions of whoever asks."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from services.api.access.access import Actor
 from services.api.access.request_rates import BURST_S, MOST_PEERS, RequestRates, peer_of
 from services.api.gateway import with_paths
-from services.api.submission.allowed_paths import check_paths
+from services.api.submission.submitted_inputs import check_paths
 from shared.errors import InvalidInput, TooManyRequests
 from shared.service.tokens import Scope
 from shared.settings.model import Settings, read_settings

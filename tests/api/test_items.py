@@ -10,14 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.api import event_items, present
-from services.api.event_items import event_json, show
+from services.api import present
 from services.api.live import LiveState
+from services.api.routers import events as events_router
+from services.api.routers.events import event_json, show
 from services.api.store.projection_store import Store
 from services.api.store.tables import INCIDENTS, PLANS, TASKS
 from shared.errors import Corrupt, NewerVersion
 from shared.events.union import Event
-from shared.log.chain import FIRST_HASH
+from shared.log.base import FIRST_HASH
 from shared.log.log import EventLog, recorded
 from shared.log.schema import StoredRow
 from shared.log.writing import draft
@@ -76,7 +77,7 @@ def test_an_event_that_is_not_known_is_refused(event: Event) -> None:
 
 def test_most_types_of_events_are_shown_as_they_are_stored() -> None:
     # A type that gets an inner model is shown by its model again, which takes ten times as long.
-    assert {"task.progressed", "state.moved", "error.detected", "task.checkpointed"} <= event_items._FLAT.keys()
+    assert {"task.progressed", "state.moved", "error.detected", "task.checkpointed"} <= events_router._FLAT.keys()
 
 
 @pytest.mark.parametrize("log", GOLDEN[:1], ids=lambda path: path.stem)

@@ -26,7 +26,7 @@ from shared.events.union import (
     Observation,
 )
 from shared.log.log import EventLog
-from shared.messages.agent_restart import AGENT_RESTART, AgentRestart, AgentRestartResult
+from shared.messages.admission import AGENT_RESTART, AgentRestart, AgentRestartResult
 from shared.messages.self_test import SELF_TEST, SelfTest, SelfTestResult
 from shared.model import utc_now
 from tests.api.kit import Server

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.api.postmortem import page
-from services.api.postmortem.slow import known_slowdown, slow_post_mortem
-from services.api.postmortem.slow_cost import Pace, cost
+from services.api.postmortem.model import SlowWorkerPostMortem
+from services.api.postmortem.slow import Pace, cost, known_slowdown, slow_post_mortem
 from services.api.postmortem.slow_course import Outcome, time_of_step
-from services.api.postmortem.slow_model import SlowWorkerPostMortem
 from services.api.store.tables import SLOWDOWNS
 from shared.bus.connection import Bus
 from shared.events.union import PlanDecided, StateMoved, WorkerSlowed

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from services.api.gateway import Gateway
 from services.api.live import LiveState, LiveTask
+from services.api.routers.waf import waf_history
 from services.api.store.projection_store import Store
-from services.api.waf_history import waf_history
 from shared.costs.service_levels import achieved_flop, healthy_flop
 from shared.costs.span_claims import Window
 from shared.interface.costs import WafHistory

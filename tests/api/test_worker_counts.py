@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.api.postmortem import words
 from services.api.postmortem.counts import count_reasons, unused
-from services.api.postmortem.replanning import replanned
+from services.api.postmortem.decided import replanned
 from shared.events.plans import Problem, TaskProblem
 from shared.planning.solver import solve_with_alternatives
 

@@ -25,7 +25,9 @@ from tests.api.node_machines import NodeMachines, write_output
 from tests.cli.conftest import Unicron
 from tests.condition import until
 from unicron_client import Client, TimedOut
-from unicron_client.resources import ENDED, MissingOutput, OutputLine, typed
+from unicron_client.answers import typed
+from unicron_client.output import MissingOutput, OutputLine
+from unicron_client.resources import ENDED
 
 T = TypeVar("T")
 

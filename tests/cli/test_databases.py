@@ -18,7 +18,7 @@ from shared.bus.connection import Bus
 from shared.events.union import NodeAdopted, StateMoved
 from shared.log.journal import Journal
 from shared.log.log import EventLog
-from shared.messages.agent_restart import AGENT_RESTART, AgentRestart, AgentRestartResult
+from shared.messages.admission import AGENT_RESTART, AgentRestart, AgentRestartResult
 from shared.messages.injection import FAULTS, FaultRequest, FaultResult
 from shared.messages.self_test import SELF_TEST, SelfTest, SelfTestResult
 from shared.settings.model import Settings

@@ -10,9 +10,8 @@ import pytest
 from rich.console import Console
 
 from cli.demo.postmortem import shown, write_pages
-from cli.demo.reference import compare
 from cli.demo.report import Check, Report, print_postmortems
-from cli.demo.run import command, demo_specs
+from cli.demo.run import command, compare, demo_specs
 from cli.demo.verb import fresh_directory
 from cli.stack.run_directory import DEMO_MARKER, RunDirectory
 from shared.errors import Conflict

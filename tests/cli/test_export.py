@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cli.records import export_tables
-from cli.records.export_files import write_csv, write_parquet
+from cli.records.export import write_csv, write_parquet
 from cli.records.export_tables import Column, Value
 from shared.errors import InvalidInput
 from tests.api.kit import Server

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from cli.main import main
-from cli.nodes.join import MODULE, agent_environment
+from cli.nodes.agent import MODULE, agent_environment
 from services.agent.machine import hardware
 from shared.bus import credentials
 from shared.errors import InvalidInput

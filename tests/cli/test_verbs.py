@@ -15,7 +15,7 @@ from shared.bus.connection import Bus
 from shared.errors import FaultsDisabled, InvalidInput, Unavailable
 from shared.events.union import NodeAdopted, NodeDrained
 from shared.log.journal import Journal
-from shared.messages.agent_restart import AGENT_RESTART, AgentRestartResult
+from shared.messages.admission import AGENT_RESTART, AgentRestartResult
 from shared.messages.injection import FAULTS, FaultResult
 from shared.messages.self_test import SELF_TEST, SelfTestResult
 from shared.messages.signals import HEARTBEATS, DeviceReading, DeviceStatus

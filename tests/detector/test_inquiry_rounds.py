@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.detector.nodes import links, rounds
+from services.detector.nodes import links
 from services.detector.state.pairs import Pair, pair
 from shared.events.severities import ErrorKind
 from tests.detector.kit import at
@@ -34,7 +34,7 @@ def inquiries(draw: st.DrawFn, most: int) -> tuple[list[str], list[str], list[Pa
 def in_rounds(pairs: list[Pair]) -> list[list[Pair]]:
     found = []
     while pairs:
-        now, pairs = rounds.next_round(pairs)
+        now, pairs = links.next_round(pairs)
         assert now
         found.append(now)
     return found
@@ -46,12 +46,12 @@ def test_an_inquiry_has_every_pair_once_and_no_node_has_too_many_at_a_time(
     drawn: tuple[list[str], list[str], list[Pair]], turn: int
 ) -> None:
     nodes, in_question, remembered = drawn
-    asked = in_rounds(rounds.schedule(nodes, in_question, remembered, turn))
+    asked = in_rounds(links.schedule(nodes, in_question, remembered, turn))
     assert sorted(itertools.chain(*asked)) == sorted(pair(*two) for two in itertools.combinations(nodes, 2))
     for one in asked:
-        assert max(Counter(itertools.chain(*one)).values()) <= rounds.PEERS
+        assert max(Counter(itertools.chain(*one)).values()) <= links.PEERS
     # The first round has all pairs if it has room for them; a few more than are needed otherwise.
-    assert len(asked) <= 1 if len(nodes) <= rounds.PEERS else len(asked) <= 2 + 2 * len(nodes) // rounds.PEERS
+    assert len(asked) <= 1 if len(nodes) <= links.PEERS else len(asked) <= 2 + 2 * len(nodes) // links.PEERS
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -60,14 +60,14 @@ def test_the_first_round_has_the_suspected_pairs_and_witnesses_for_each_of_their
     drawn: tuple[list[str], list[str], list[Pair]],
 ) -> None:
     nodes, in_question, remembered = drawn
-    first = in_rounds(rounds.schedule(nodes, in_question, remembered, 0))[0]
-    named = [node for node in dict.fromkeys(in_question) if node in nodes][: rounds.IN_QUESTION]
+    first = in_rounds(links.schedule(nodes, in_question, remembered, 0))[0]
+    named = [node for node in dict.fromkeys(in_question) if node in nodes][: links.IN_QUESTION]
     suspected = {pair(*two) for two in itertools.combinations(named, 2)}
     suspected |= {known for known in remembered if set(known) <= set(nodes)}
     assert suspected <= set(first)
     others = Counter(itertools.chain(*first))
     sides = set(itertools.chain(*suspected))
-    assert all(others[node] >= min(len(nodes) - 1, rounds.PEERS // 2) for node in sides)
+    assert all(others[node] >= min(len(nodes) - 1, links.PEERS // 2) for node in sides)
 
 
 @pytest.mark.parametrize("count", [257, 400, 1000])
@@ -76,11 +76,11 @@ def test_inquiries_in_succession_have_every_pair_of_a_very_large_task(count: int
     found: set[Pair] = set()
     turns = 0
     while len(found) < count * (count - 1) // 2:
-        pairs = rounds.schedule(nodes, [], [], turns)
-        assert len(pairs) <= rounds.MAX_PAIRS + count
+        pairs = links.schedule(nodes, [], [], turns)
+        assert len(pairs) <= links.MAX_PAIRS + count
         found |= set(pairs)
         turns += 1
-    assert turns <= 1 + count * count // rounds.MAX_PAIRS
+    assert turns <= 1 + count * count // links.MAX_PAIRS
 
 
 # ---- through the detector

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.detector.progress.missing_ranks import missing
+from services.detector.progress.standstill import missing
 from shared.events.evidence import MISSING_COLLECTIVES
 from shared.messages.stacks import GroupRecord, Operation
 

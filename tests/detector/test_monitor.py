@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.agent.agent import Agent
-from services.agent.ranks import ending_processes
+from services.agent.ranks import fork_server
 from shared.bus.connection import Bus
 from shared.events.codes import FailureCode
 from shared.events.plans import TaskChange
@@ -176,7 +176,7 @@ async def test_a_finished_task_is_in_the_log(monitor: LogWatch, agent: Agent, dr
 async def test_stopped_ranks_are_found_by_their_silence(
     settings: Settings, bus: Bus, journal: Journal, agent: Agent, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending_processes, "QUIT_GRACE_S", 2 * WAIT_S)
+    monkeypatch.setattr(fork_server, "QUIT_GRACE_S", 2 * WAIT_S)
     # Ranks that the machine stalls are not stopped: only those that are count as hanging here.
     async with watching(settings.model_copy(update={"hang_floor_s": WAIT_S}), bus, journal) as monitor:
         pids = await train(journal, driver)

@@ -8,8 +8,18 @@ from typing import Any
 
 from shared.bus.endpoints import Codec
 from shared.bus.identities import SERVICES
-from shared.messages.admission import ALIVE, DEPARTURES, HELLO, REVOKED, Answer, Hello, Revocation
-from shared.messages.agent_restart import AGENT_RESTART, AgentRestart, AgentRestartResult
+from shared.messages.admission import (
+    AGENT_RESTART,
+    ALIVE,
+    DEPARTURES,
+    HELLO,
+    REVOKED,
+    AgentRestart,
+    AgentRestartResult,
+    Answer,
+    Hello,
+    Revocation,
+)
 from shared.messages.commands import COMMANDS, LEFTOVERS, DrainTask, HoldTask, StopTask
 from shared.messages.common_time import TIME, TimeReply
 from shared.messages.health import AGENT, HEALTH, Health

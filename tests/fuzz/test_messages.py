@@ -22,7 +22,7 @@ from services.agent.node.slots import Node
 from services.agent.succession.hand_over import HandOver
 from shared.bus.endpoints import Endpoint
 from shared.errors import Undecodable
-from shared.messages.agent_restart import AGENT_RESTART, AgentRestart
+from shared.messages.admission import AGENT_RESTART, AgentRestart
 from shared.messages.commands import COMMANDS
 from shared.messages.node_files import FILES
 from shared.messages.probes import PROBE

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from services.planner.decide import DECIDER
-from shared.log.log import FIRST_HASH, EventLog, row_hash
+from shared.log.base import FIRST_HASH
+from shared.log.chain import row_hash
+from shared.log.log import EventLog
 from shared.log.schema import COLUMNS
 
 FOLDER = Path(__file__).parent

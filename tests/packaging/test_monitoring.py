@@ -22,8 +22,7 @@ from services.agent.machine.hardware import NodeHardware
 from services.agent.metrics import AgentMetrics
 from services.agent.node.slots import ENDS, Node
 from services.api import present
-from services.detector.metrics import detector_metrics
-from services.detector.reading_lag import ReadingLag
+from services.detector.metrics import ReadingLag, detector_metrics
 from services.detector.state.cluster import DetectorState
 from services.planner.lookahead.table import LookAhead
 from services.planner.metrics import PlannerMetrics

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from services.planner.decide import SERVICE
-from services.planner.problem.reconfigure import Solve
+from services.planner.problem.problem import Solve
 from services.planner.replay.log_fold import Fold
 from services.planner.state.admission import due
 from services.planner.state.cluster import State, Task, node_of

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.api.plan_text import explain
-from services.planner.checkpoint_advice import checkpoint_every_s
+from services.planner.checkpoint_advice import checkpoint_every_s, interval_s, uncovered_mtbf_s
 from shared.errors import InvalidInput
-from shared.planning.checkpoint_interval import interval_s, uncovered_mtbf_s
 from tests.planner.kit import World, running
 
 

@@ -24,8 +24,9 @@ from cli.records.replay import replay
 from services.detector.state_snapshot import KEPT as DETECTOR
 from services.planner.main import serve
 from services.planner.replay.cut_limit import CutLimit, cut_limit
-from services.planner.replay.replay import Replayer, Report
+from services.planner.replay.replay import Replayer
 from services.planner.replay.sources import LogSource
+from services.planner.replay.verification import Report
 from services.planner.state_snapshot import KEPT as PLANNER
 from services.transition.state_snapshot import KEPT as TRANSITION
 from shared.archive.cutover import cut

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from services.planner.decide import DECIDER
-from services.planner.replay.replay import Replayer, Report
+from services.planner.replay.replay import Replayer
+from services.planner.replay.verification import Report
 from shared.events.plans import LoggedTable, Problem
 from shared.events.union import EVENT, OLDEST_DECIDER
 from shared.log.log import EventLog

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.planner.lookahead.table import LookAhead
-from services.planner.problem.reconfigure import Solve
+from services.planner.problem.problem import Solve
 from services.planner.replay.replay import Replayer, verify_records
 from services.planner.state.cluster import HardwareLayout, node_of
 from services.planner.throughput.model import flop_per_step, hardware_of, modelled_flop_per_s

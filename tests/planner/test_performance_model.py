@@ -12,10 +12,10 @@ from shared.planning.performance import profile
 from shared.planning.performance.calibration import stack
 from shared.planning.performance.collectives import Group, all_reduce_s, half_s
 from shared.planning.performance.device_memory import device_memory
-from shared.planning.performance.gemm import product_s
 from shared.planning.performance.gpt import Shape, hardware_flop, model_flop
 from shared.planning.performance.hardware import measured, names, sources
 from shared.planning.performance.iteration import heaviest_parameters, iteration, stage_layers
+from shared.planning.performance.layer import product_s
 from shared.planning.performance.parallel_config import RECOMPUTES, ParallelConfig
 from shared.planning.performance.search import estimate
 from shared.tasks.specification import ModelShape

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.planner.lookahead.table import LookAhead
-from services.planner.problem.reconfigure import Solve
+from services.planner.problem.problem import Solve
 from services.planner.replay.replay import verify_records
 from services.planner.state.cluster import State, Task, node_of
 from services.planner.state.pools import settle

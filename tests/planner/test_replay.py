@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from cli.records.replay import replay
 from services.planner.decide import DECIDER
-from services.planner.replay.replay import Replayer, Report, verify, verify_records
+from services.planner.replay.replay import Replayer, verify, verify_records
 from services.planner.replay.sources import decider_of
+from services.planner.replay.verification import Report
 from shared.errors import NotFound, UnicronError
 from shared.events.union import EVENT, PlanDecided, Recorded
 from shared.log.log import EventLog

@@ -18,8 +18,9 @@ from typer.testing import CliRunner, Result
 from cli.records.archive import archive as archive_verb
 from cli.records.replay import replay
 from services.planner.replay import verification_jobs
-from services.planner.replay.replay import Replayer, Report
+from services.planner.replay.replay import Replayer
 from services.planner.replay.segments import SegmentsSource
+from services.planner.replay.verification import Report
 from shared.archive.writing import archive
 from shared.errors import InvalidInput, NotFound
 from shared.log.anchors import Anchor

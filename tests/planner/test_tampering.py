@@ -19,11 +19,14 @@ import typer
 from typer.testing import CliRunner
 
 from cli.records.replay import replay
-from services.planner.replay.replay import Replayer, Report
+from services.planner.replay.replay import Replayer
+from services.planner.replay.verification import Report
 from shared.errors import InvalidInput, OlderVersion
 from shared.events.union import OLDEST_DECIDER, NodeCordoned
 from shared.log.anchors import Anchor, parse_anchor
-from shared.log.log import FIRST_HASH, EventLog, row_hash
+from shared.log.base import FIRST_HASH
+from shared.log.chain import row_hash
+from shared.log.log import EventLog
 from shared.log.schema import COLUMNS
 from shared.model import canonical_json
 from tests.logs.kit import Row, golden_log, read_rows, restore

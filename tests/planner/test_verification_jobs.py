@@ -15,7 +15,8 @@ from cli.records.replay import replay
 from services.planner.decide import DECIDER
 from services.planner.replay import verification, verification_jobs
 from services.planner.replay.log_fold import Fold
-from services.planner.replay.replay import Replayer, Report
+from services.planner.replay.replay import Replayer
+from services.planner.replay.verification import Report
 from shared.events.union import Event, PlanDecided, Recorded
 from shared.log.anchors import Anchor
 from tests.logs.kit import golden_log, read_rows, restore

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from shared.archive.writing import archive
 from shared.errors import Conflict, Corrupt, InvalidInput, NotFound
-from shared.log.log import FIRST_HASH, EventLog
+from shared.log.base import FIRST_HASH
+from shared.log.log import EventLog
 from shared.log.schema import COLUMNS, StoredRow
 from shared.log.segments import file_sha256, manifest_of, read_rows, segments_in
 from tests.shared.samples import node_joined

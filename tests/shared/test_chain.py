@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.log.chain import FIRST_HASH, ChainCheck, has_its_hash, row_hash
+from shared.log.base import FIRST_HASH
+from shared.log.chain import ChainCheck, has_its_hash, row_hash
 from shared.log.schema import COLUMNS, TABLE, StoredRow
 
 NUMBERS = {"position", "stream_version", "schema_version"}

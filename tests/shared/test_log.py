@@ -16,7 +16,8 @@ import sqlalchemy
 from shared.errors import Conflict, InvalidInput, Unavailable, VersionConflict
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import ErrorDetected, TaskSubmitted
-from shared.log.log import FIRST_HASH, EventLog
+from shared.log.base import FIRST_HASH
+from shared.log.log import EventLog
 from shared.log.schema import Database
 from tests.shared.samples import EPOCH, event_id, node_joined, plan, spec
 

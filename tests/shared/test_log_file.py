@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from shared.errors import Conflict, Corrupt, NotFound
 from shared.events.union import Event
 from shared.log import reading
-from shared.log.log import EventLog, row_hash
+from shared.log.chain import row_hash
+from shared.log.log import EventLog
 from shared.log.scan import Scan
 from shared.log.schema import COLUMNS, StoredRow
 from tests.examples import examples

@@ -18,8 +18,7 @@ from services.detector.state_snapshot import KEPT as DETECTOR
 from services.planner.state_snapshot import KEPT as PLANNER
 from shared.errors import NotFound
 from shared.log.log import EventLog
-from shared.service.program_digest import program_sha256
-from shared.service.state_snapshots import KeptState, StateSnapshots
+from shared.service.state_snapshots import KeptState, StateSnapshots, program_sha256
 from tests.kept import folded
 from tests.logs.kit import golden_log, read_rows, restore
 

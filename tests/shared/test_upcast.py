@@ -19,7 +19,9 @@ from shared.errors import Conflict, OlderVersion
 from shared.events.codes import FailureCode
 from shared.events.union import EVENT, StateMoved, TaskSubmitted
 from shared.events.upcast import STEPS, oldest, upcast
-from shared.log.log import FIRST_HASH, EventLog, row_hash
+from shared.log.base import FIRST_HASH
+from shared.log.chain import row_hash
+from shared.log.log import EventLog
 from shared.log.relay import decode, encode
 from shared.log.scan import utc_text
 from shared.log.schema import TABLE

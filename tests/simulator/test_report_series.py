@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.outcome import WafPoint
-from simulator.report.series import absences, accumulated, steps
-from simulator.report.units import seconds, si
+from simulator.report.page import seconds, si
+from simulator.report.plots import absences, accumulated, steps
 from tests.simulator.report_kit import DAY_S, outcome, trace
 
 POINTS = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 10)), max_size=20).map(

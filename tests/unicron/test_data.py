@@ -25,8 +25,7 @@ from unicron.errors import InvalidSpec, NonFiniteValue
 from unicron.protocol import environment
 from unicron.state.rank_state import RankState
 from unicron.trainer import corpus, spec
-from unicron.trainer.data import END_OF_DOCUMENT, Samples, dataset_prefix
-from unicron.trainer.order import permuted
+from unicron.trainer.data import END_OF_DOCUMENT, Samples, dataset_prefix, permuted
 
 pytestmark = pytest.mark.usefixtures("megatron")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.detector.progress.missing_ranks import missing
+from services.detector.progress.standstill import missing
 from shared.messages.stacks import GroupRecord, Operation
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import Agent, agent

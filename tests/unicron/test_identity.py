@@ -12,17 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from unicron.join.hyperparameters import hyperparameters
-from unicron.join.identity import (
-    RECORDED,
-    REPORTED,
-    Difference,
-    described,
-    differing,
-    digest,
-    recordable,
-    signature,
-)
+from unicron.join.comparison import hyperparameters
+from unicron.join.identity import RECORDED, REPORTED, Difference, described, differing, digest, recordable, signature
 from unicron.join.own_identity import SAMPLE_BYTES, SAMPLES, OwnIdentity, data_fields, of_task
 from unicron.protocol import environment
 

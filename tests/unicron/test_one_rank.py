@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tests.unicron.contract import communicator, settings
 from tests.unicron.contract.ranks import End, Rank, run
-from unicron.link import issuing, one_rank
+from unicron.link import issuing
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -55,13 +55,13 @@ def test_every_operation_is_done_without_a_communicator(tmp_path: Path) -> None:
 
 
 def test_what_it_does_not_know_is_left_to_the_backend() -> None:
-    assert one_rank.perform("send", [[torch.ones(1)], 0, 0], {}) is None
+    assert issuing.perform("send", [[torch.ones(1)], 0, 0], {}) is None
 
 
 def test_a_sum_of_multiples_is_left_to_the_backend() -> None:
     options = dist.AllreduceOptions()
     options.reduceOp = dist._make_nccl_premul_sum(2.0)
-    assert one_rank.perform("allreduce", [[torch.ones(1)], options], {}) is None
+    assert issuing.perform("allreduce", [[torch.ones(1)], options], {}) is None
 
 
 def test_one_issued_on_another_stream_has_the_waiting_one_wait_for_it() -> None:
@@ -72,7 +72,7 @@ def test_one_issued_on_another_stream_has_the_waiting_one_wait_for_it() -> None:
     with torch.cuda.stream(side):
         for _ in range(64):
             values += 1
-        work = one_rank.perform("allreduce", [[values]], {})
+        work = issuing.perform("allreduce", [[values]], {})
     assert work is not None
     work.wait()
     assert int(values.sum()) == 64 << 24

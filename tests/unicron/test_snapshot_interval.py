@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shared.planning.checkpoint_interval import uncovered_mtbf_s
+from services.planner.checkpoint_advice import uncovered_mtbf_s
 from unicron.snapshot.interval import (
     COST_SHARE,
     FLOOR_BYTES_PER_S,

@@ -1,4 +1,10 @@
-"""The gradient buffers of a model: the tensors that backward passes add gradients to."""
+"""The gradient buffers of a model: the tensors that backward passes add gradients to.
+
+Of some parameters, which every tensor-parallel rank has whole, each rank computes a part of the gradient only. With
+sequence parallelism each rank computes layer norms, and adds the biases of row-parallel layers, for its part of the
+sequence; norms of queries and keys see the heads of their rank. The gradients of such parameters are to be added up
+over the tensor-parallel ranks, as Megatron's ``finalize_model_grads`` does.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +24,40 @@ from unicron.gradients.precision import Precision
 from unicron.gradients.shards import ShardReduction
 from unicron.gradients.spans import memory_order
 from unicron.megatron.bucket_groups import bucket_groups, overlaps_reduction, replace_reduction
-from unicron.megatron.model import model_chunks, unwrapped
+from unicron.megatron.model import config_of, is_megatron, model_chunks, unwrapped
 from unicron.megatron.optimizer import is_distributed, torch_optimizers
-from unicron.megatron.partial_gradients import partial_parameters, tensor_group
 from unicron.megatron.tied_embedding import separate_output_weight, tied_group, tied_weight
+
+_NORMS_OF_HEADS = ("q_layernorm", "k_layernorm")
+"""Part of the name by which Megatron knows the norms of queries and keys; it does not mark their parameters."""
+
+
+def partial_parameters(model: Any) -> list[torch.nn.Parameter]:
+    """Return the parameters whose gradients are to be added up over the tensor-parallel ranks, in the model's order.
+
+    Args:
+        model: Megatron's DistributedDataParallel, or a list of such model chunks; any other module has none.
+    """
+    if not is_megatron(model) or tensor_group().size() == 1:
+        return []
+    config = config_of(model)
+    return [
+        parameter
+        for chunk in model_chunks(model)
+        for name, parameter in chunk.named_parameters()
+        if parameter.requires_grad
+        and (
+            (config.sequence_parallel and getattr(parameter, "sequence_parallel", False))
+            or (config.qk_layernorm and any(norm in name for norm in _NORMS_OF_HEADS))
+        )
+    ]
+
+
+def tensor_group() -> Any:
+    """Return the tensor-parallel group of this rank."""
+    from megatron.core import parallel_state
+
+    return parallel_state.get_tensor_model_parallel_group()
 
 
 class GradientBuffers:

@@ -9,21 +9,24 @@ It has three parts. A newcomer that fails one leaves before anything of it has e
 Each costs one small gather in a generation. Only where digests differ do the members exchange what they stand for. All
 evaluate the same functions on it (``unicron.join.identity``), so the one that differs knows in what, and the others
 know that it leaves. They leave the generation as if its sockets had broken.
+
+The hyperparameters with which an optimizer would apply an update now are fields of an identity.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from unicron import device
 from unicron.errors import MemberDiffers, PeerDiffers
-from unicron.join.hyperparameters import hyperparameters
 from unicron.join.identity import Difference, Identity, described, differing, digest, signature
 from unicron.link.waiting import Wait
+from unicron.megatron.optimizer import OF_PEERS, torch_optimizers
 from unicron.megatron.parallel import data_group, model_coordinate
 from unicron.state import transfer
 from unicron.state.rank_state import RankState
@@ -32,6 +35,53 @@ from unicron.state.tensors import LocalShard
 ROUNDING = 64
 """Distances between neighbouring numbers, at the size of a tensor's largest value, by which parameters may differ
 behind one update with the same gradients: kernels for other processors round in another order."""
+
+
+COUNTS = frozenset({"step"})
+"""Names of what some optimizers count in a group; it belongs to the state, which moves
+(``unicron.megatron.optimizer``)."""
+
+
+def hyperparameters(optimizer: Any, shard: tuple[int, int], shards: int) -> Identity:
+    """Return the hyperparameters of a rank's optimizer.
+
+    A hyperparameter that is the same in all groups has one field, which all ranks have in common. Any other has a field
+    for each group, which ranks of other model shards do not have: their optimizers may have other groups.
+
+    Args:
+        optimizer: torch's, or Megatron's around it.
+        shard: the rank's tensor- and pipeline-parallel rank.
+        shards: of the model.
+    """
+    # Empty groups that are there since other ranks have them are left out: a new process has none yet.
+    groups = [group for one in torch_optimizers(optimizer) for group in one.param_groups if OF_PEERS not in group]
+    values = [dict(_values(group)) for group in groups]
+    names = sorted({name for of_group in values for name in of_group})
+    where = f" of tensor rank {shard[0]}, stage {shard[1]}" if shards > 1 else ""
+    fields = {"optimizer/class": ", ".join(type(one).__name__ for one in torch_optimizers(optimizer))}
+    for name in names:
+        if len({of_group.get(name) for of_group in values}) == 1:
+            fields[f"optimizer/{name}"] = values[0][name]
+            continue
+        for number, of_group in enumerate(values):
+            if name in of_group:
+                fields[f"optimizer/{name} of group {number}{where}"] = of_group[name]
+    return fields
+
+
+def _values(group: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the hyperparameters of a group that are plain values, as text."""
+    for name, value in group.items():
+        if name in COUNTS:
+            continue
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            value = value.item()
+        if _is_plain(value) or (isinstance(value, tuple | list) and name != "params" and all(map(_is_plain, value))):
+            yield name, repr(value)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, int | float | str | None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,8 @@ from unicron.gradients.precision import Precision
 from unicron.join import agreement, groups, user_state
 from unicron.join.agreement import Report
 from unicron.join.member_checks import MemberChecks
-from unicron.join.origin import LOADED, Origin
 from unicron.join.reports import gather_reports
+from unicron.join.user_state import LOADED, Origin
 from unicron.link.agent_link import AgentLink
 from unicron.link.breaker import BreakMethod
 from unicron.link.waiting import Wait

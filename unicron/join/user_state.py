@@ -4,12 +4,15 @@ It has to stand at the same version. A member whose state does gives it to the o
 on the members' nodes, or from the checkpoint that the rank state was read from. Where all are one update behind (a
 fault met all ranks between the update and the user's code behind it), the update's step is yielded once more, with
 nothing to compute (``unicron.training.applied_step``).
+
+A task may be given a state from outside: a checkpoint that is not this library's, as of a framework's own format. It
+counts where no member and no snapshot has a state, and where the task has no checkpoint of its own that is as new.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,7 +20,6 @@ import torch.distributed as dist
 from unicron import device
 from unicron.checkpoint import reader
 from unicron.errors import UnicronError, UnsupportedState
-from unicron.join.origin import LOADED
 from unicron.link.waiting import Wait
 from unicron.protocol import environment
 from unicron.protocol.messages import Configure
@@ -29,6 +31,29 @@ from unicron.state.transfer import AgreedState
 from unicron.state.transfer_plan import TransferPlan, plan_transfers
 from unicron.state.user_chunks import DOCUMENT
 from unicron.state.user_state import UserState
+
+LOADED = "loaded"
+"""Where the state of a rank came from: the value of ``Resumed.source``."""
+
+
+class Origin(Protocol):
+    """What ``attach(origin=...)`` takes; its text says where the state is."""
+
+    def step(self) -> int:
+        """Return how many updates the state stands behind, as this rank sees it; -1: there is none."""
+
+    def load(self, model: Any, optimizer: Any, objects: Mapping[str, Any]) -> int:
+        """Load the state into what ``build`` has returned, and into the objects of ``attach(state=...)``.
+
+        All ranks call it, in the process groups of the generation, and collectives in it may be broken off.
+
+        Returns:
+            The updates that it stands behind.
+
+        Raises:
+            InvalidSpec: it cannot be loaded into these.
+            RuntimeError: a peer was lost.
+        """
 
 
 class _Part(NamedTuple):

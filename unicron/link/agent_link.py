@@ -19,24 +19,7 @@ from typing import NoReturn
 from unicron.link import flight_record, stacks
 from unicron.link.collectives import Collectives
 from unicron.link.connection import AgentConnection
-from unicron.protocol import environment
-from unicron.protocol.messages import (
-    AskGroups,
-    Configure,
-    Drain,
-    Drained,
-    Groups,
-    Held,
-    Hello,
-    Hold,
-    Incompatible,
-    Inject,
-    Message,
-    Progress,
-    Quit,
-    Stop,
-    StopRefused,
-)
+from unicron.protocol import environment, messages
 from unicron.protocol.versions import OLDEST, VERSION, __version__
 
 FLUSH_S = 1.0
@@ -61,7 +44,7 @@ EXIT_INCOMPATIBLE = 76
 class AgentLink(Collectives):
     """The link of one training process to its node agent; without an agent, one generation given at the start."""
 
-    def __init__(self, standalone: Configure | None = None) -> None:
+    def __init__(self, standalone: messages.Configure | None = None) -> None:
         """Connect to the agent that the environment names.
 
         Args:
@@ -79,7 +62,7 @@ class AgentLink(Collectives):
         self._unanswered_hold = 0
         self._requests: set[int] = set()
         self._unanswered_drain = False
-        self.on_inject: Callable[[Inject], None] | None = None
+        self.on_inject: Callable[[messages.Inject], None] | None = None
         """Called, on the connection's thread, with each request for a fault; None: such requests are ignored."""
         self.at_end: Callable[[], None] | None = None
         """Called at the end of a script that goes on behind the last step; None: the last step is not done."""
@@ -90,7 +73,7 @@ class AgentLink(Collectives):
             self._breaker.start()
             self._connection = AgentConnection(
                 os.environ[environment.SOCKET],
-                Hello(
+                messages.Hello(
                     version=OLDEST,
                     newest=VERSION,
                     library=__version__,
@@ -124,7 +107,7 @@ class AgentLink(Collectives):
 
     # The training thread: messages.
 
-    def send(self, message: Message) -> None:
+    def send(self, message: messages.Message) -> None:
         """Send a message to the agent, if there is one."""
         if self._connection is not None:
             self._connection.send(message)
@@ -150,7 +133,7 @@ class AgentLink(Collectives):
         """
         if self._connection is not None:
             self._connection.send(
-                Progress(
+                messages.Progress(
                     generation=self._generation,
                     rank=self._rank,
                     step=step,
@@ -182,7 +165,7 @@ class AgentLink(Collectives):
 
     # The training thread: between generations.
 
-    def next_generation(self, step: int, *, drained: bool = False) -> Configure:
+    def next_generation(self, step: int, *, drained: bool = False) -> messages.Configure:
         """Wait for a generation to join, make it this process's and return it; meanwhile answer holds and drains.
 
         A stop is not answered here. The step that this process has left is in its memory alone: it can be saved only
@@ -196,7 +179,7 @@ class AgentLink(Collectives):
         with self._changed:
             self._requests.clear()
             if drained:
-                self.send(Drained(generation=self._generation, step=step))
+                self.send(messages.Drained(generation=self._generation, step=step))
                 self._unanswered_drain = False
         self.progress(step + 1, "waiting")
         with self._changed:
@@ -207,7 +190,7 @@ class AgentLink(Collectives):
                 self._answer_waiting(step, drained=drained)
                 self._changed.wait()
 
-    def _adopt_configured(self) -> Configure | None:
+    def _adopt_configured(self) -> messages.Configure | None:
         """Make the generation that the agent has configured this process's and return it; None: there is no new one."""
         configure = self._configure
         if configure is None or configure.generation <= max(self._held_generation, self._generation):
@@ -223,11 +206,11 @@ class AgentLink(Collectives):
     def _answer_waiting(self, step: int, *, drained: bool) -> None:
         """Answer a hold and a drain that came while this process waits for a generation."""
         if self._unanswered_hold:
-            self.send(Held(generation=self._unanswered_hold, step=step))
+            self.send(messages.Held(generation=self._unanswered_hold, step=step))
             self._unanswered_hold = 0
         if self._unanswered_drain:
             left_by_hold = self.is_held() and not drained
-            message_type = Held if left_by_hold else Drained
+            message_type = messages.Held if left_by_hold else messages.Drained
             self.send(message_type(generation=self._generation, step=step))
             self._unanswered_drain = False
 
@@ -242,7 +225,7 @@ class AgentLink(Collectives):
         """
         with self._changed:
             self._requests.discard(STOP)
-        self.send(StopRefused(generation=self._generation, rank=self._rank, step=step, reason=reason))
+        self.send(messages.StopRefused(generation=self._generation, rank=self._rank, step=step, reason=reason))
 
     def wait_for_request(self, timeout_s: float, done: Callable[[], bool]) -> None:
         """Wait until the generation is held, something is requested of it, or something else is done.
@@ -265,11 +248,11 @@ class AgentLink(Collectives):
 
     # The connection's thread.
 
-    def _receive(self, message: Message) -> None:
+    def _receive(self, message: messages.Message) -> None:
         """Note what the agent sends; messages about older generations are ignored."""
-        if isinstance(message, AskGroups):
+        if isinstance(message, messages.AskGroups):
             self.send(
-                Groups(
+                messages.Groups(
                     generation=self._generation,
                     request=message.request,
                     groups=flight_record.groups(),
@@ -279,29 +262,29 @@ class AgentLink(Collectives):
             return
         with self._changed:
             match message:
-                case Quit():
+                case messages.Quit():
                     os._exit(0)
-                case Inject() if self.on_inject is not None:
+                case messages.Inject() if self.on_inject is not None:
                     self.on_inject(message)
-                case Incompatible():
+                case messages.Incompatible():
                     print(
                         f"unicron: the node agent refuses this process: {message.reason}", file=sys.stderr, flush=True
                     )
                     os._exit(EXIT_INCOMPATIBLE)
-                case Configure() if message.generation > max(self._held_generation, self._generation):
+                case messages.Configure() if message.generation > max(self._held_generation, self._generation):
                     self._configure = message
                     # A newer generation ends the one that this process is in, even if the Hold was lost.
                     if self._generation:
                         self._held_generation = max(self._held_generation, message.generation - 1)
                         self._sparing.break_off()
-                case Hold() if message.generation >= self._generation:
+                case messages.Hold() if message.generation >= self._generation:
                     self._held_generation = max(self._held_generation, message.generation)
                     if message.generation == self._generation:
                         self._sparing.hold(message.lost, time.monotonic())
                     else:
                         self._sparing.break_off()
                     self._unanswered_hold = message.generation
-                case Drain() | Stop() if message.generation >= self._generation:
+                case messages.Drain() | messages.Stop() if message.generation >= self._generation:
                     request = _request_of(message)
                     self._requests.add(request)
                     self._unanswered_drain = self._unanswered_drain or request == DRAIN
@@ -312,8 +295,8 @@ class AgentLink(Collectives):
         os._exit(EXIT_ORPHANED)
 
 
-def _request_of(message: Drain | Stop) -> int:
-    if isinstance(message, Drain):
+def _request_of(message: messages.Drain | messages.Stop) -> int:
+    if isinstance(message, messages.Drain):
         return DRAIN
     return STOP_UNSAVED if message.lose_steps else STOP
 
@@ -321,7 +304,7 @@ def _request_of(message: Drain | Stop) -> int:
 _current: AgentLink | None = None
 
 
-def from_environment(standalone: Configure) -> AgentLink:
+def from_environment(standalone: messages.Configure) -> AgentLink:
     """Make and return the link of this process.
 
     Args:

@@ -1,7 +1,7 @@
 """The checkpoint that ``--load`` or ``--pretrained-checkpoint`` names, read by Megatron-LM's own ``load_checkpoint``.
 
-The library asks for it where a task has no newer state of its own (``unicron.join.origin``): at its start, and after
-faults that have left neither a rank's state nor a copy of it.
+The library asks for it where a task has no newer state of its own (``unicron.join.user_state``): at its start, and
+after faults that have left neither a rank's state nor a copy of it.
 """
 
 from __future__ import annotations

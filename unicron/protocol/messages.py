@@ -272,7 +272,7 @@ class Hello(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Message):
-    """What a rank is doing; of the phases inside a step not every one is sent (``unicron.link.newest_progress``)."""
+    """What a rank is doing; of the phases inside a step not every one is sent (``unicron.link.connection``)."""
 
     name: ClassVar[str] = "progress"
     generation: int

@@ -10,6 +10,8 @@ the share of the rank whose partner it is, and nothing crosses the network. Wher
 there is one replica, and where replicas share a failure domain, snapshots are sent to a partner
 (``unicron.snapshot.transport``). Where the members of a generation lack a part of the state, they take it from the
 snapshots on their nodes, in any layout (``agree``).
+
+Each step asks whether a rank's snapshots are still where a recovery would look for them, so that is cheap.
 """
 
 from __future__ import annotations
@@ -34,7 +36,6 @@ from unicron.snapshot.interval import KEEP, Every, Interval, StepTimes, best_exp
 from unicron.snapshot.partners import Location, copied_shares, is_replicated, partners
 from unicron.snapshot.taker import SnapshotTaker
 from unicron.snapshot.transport import Receiver, Sender
-from unicron.snapshot.watch import SnapshotWatch
 from unicron.state import transfer
 from unicron.state.assignment import copied_chunks, shared_chunks
 from unicron.state.chunks import StateChunk
@@ -50,6 +51,38 @@ STORED, LOST, STORING, FAILED = 0, 1, 2, 3
 SETTLE_S = 10.0
 """Longest time that a process which is about to leave waits for its copy. Chosen: a copy that takes a step is stored
 within the next one; beyond that the partner may be lost."""
+
+
+class SnapshotWatch:
+    """Watches a rank's files and those that it keeps for peers; each loss is said once."""
+
+    def __init__(self, folder: Path) -> None:
+        """Args: folder: of the task on this node."""
+        self._folder = folder
+        self._noted = False
+        self.unmade = False
+        """Whether the files could not be made since the folder was gone."""
+        self.reason = ""
+        """What was lost, until somebody has taken it to report it."""
+
+    @property
+    def can_store(self) -> bool:
+        """Whether the folder is there. The agent makes it anew: the folder above may be that of another user."""
+        return self._folder.is_dir()
+
+    def is_lost(self, taker: SnapshotTaker | None, receiver: Receiver | None) -> bool:
+        """Return whether a recovery would lack what this rank has stored, for itself or for a peer.
+
+        Args:
+            taker: of this rank's snapshots; None: it has taken none in this generation.
+            receiver: of its peers' snapshots, if there is one.
+        """
+        here = self.unmade or any(kept is not None and kept.is_lost for kept in (taker, receiver))
+        if here and not self._noted:
+            self.reason = f"in-memory copies are gone from {self._folder}: something else has removed or changed them"
+            print(f"unicron: {self.reason}; new ones follow", file=sys.stderr, flush=True)
+        self._noted = here
+        return here or (taker is not None and not taker.is_kept_by_partner)
 
 
 class Snapshots:

@@ -5,14 +5,27 @@ A sample id is an index of megatron-core's ``GPTDataset``. Step ``s`` (from 1) h
 step. So the samples depend neither on the layout nor on the rank that computes them.
 
 Megatron-core draws the order of samples from their number, so the number of the task's first start counts for its life,
-whatever becomes of its steps. Behind what was drawn then, epochs are appended (``unicron.trainer.order``).
+whatever becomes of its steps. Behind what was drawn then, epochs are appended, each in the order of a
+permutation that is computed for one index at a time (a Feistel network on the least even number of bits, walked until
+the result is in range: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). It takes neither memory nor
+time in advance, whatever the size of the data: a rank that enters a new epoch in the midst of training does not stop.
+
+What processes of a task make once for all others is whole and on the disk under its name, or not there at all. A
+process may be killed at any time, and other processes, or its successor, read what it has left. So each set of files is
+made beside its place and renamed when all of it has reached the disk. What a killed process left beside the place is
+removed by the next one on the same machine.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
+import os
 import pickle
 import shutil
+import socket
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,16 +33,94 @@ from typing import Any
 import numpy as np
 import torch
 
+from unicron.checkpoint import storage
 from unicron.errors import InvalidSpec
-from unicron.trainer.order import permuted
 from unicron.trainer.spec import Spec
-from unicron.trainer.whole_files import locked, make_folder
 
 END_OF_DOCUMENT = 256
 """Token at the end of each document of a byte-level text: the first value that is not a byte's."""
 
 TEXT = "text"
 """The prefix of the files of a tokenised text, in a folder of their own."""
+
+
+ROUNDS = 6
+"""The rounds of the network. Four make it indistinguishable from a random permutation (Luby and Rackoff, 1988); two
+more, since an epoch of few samples has rounds of few bits."""
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a folder, made if missing, against the other processes of this machine that call this function."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: Path, make: Callable[[Path], object]) -> None:
+    """Make a folder of files, under the lock of ``locked``.
+
+    Where machines share the folder's parent without a common lock, each makes its own, and the first one stays.
+
+    Args:
+        folder: its path; nothing is there.
+        make: writes the files into the empty folder that it is given.
+
+    Raises:
+        OSError: the files cannot be written.
+    """
+    beside = folder.with_name(f".{folder.name}.{socket.gethostname()}")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        make(beside)
+        for path in (*beside.iterdir(), beside):
+            storage.sync(path)
+        with contextlib.suppress(FileExistsError):
+            _rename(beside, folder)
+        storage.sync(folder.parent)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _rename(source: Path, target: Path) -> None:
+    """Rename a folder. ``FileExistsError``: there is a folder of that name with files in it."""
+    try:
+        source.rename(target)
+    except OSError:
+        if target.is_dir():
+            raise FileExistsError(target) from None
+        raise
+
+
+def permuted(index: int, size: int, seed: int, epoch: int) -> int:
+    """Return the sample at a place of an epoch.
+
+    Args:
+        index: the place, from 0.
+        size: samples in the epoch; more than ``index``.
+        seed: the task's.
+        epoch: its number among those that are appended, from 0.
+    """
+    bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << bits) - 1
+    while True:
+        left, right = index >> bits, index & mask
+        for number in range(ROUNDS):
+            left, right = right, left ^ (_mixed(seed, epoch, number, right) & mask)
+        index = left << bits | right
+        if index < size:
+            return index
+
+
+def _mixed(*numbers: int) -> int:
+    """Return 64 bits that depend on all of the numbers."""
+    content = b"".join(number.to_bytes(8, "little") for number in numbers)
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
 class ByteTokenizer:

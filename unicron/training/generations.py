@@ -18,7 +18,7 @@ from unicron.gradients.precision import Precision
 from unicron.join import own_identity, user_state
 from unicron.join.joining import Build, Joiner, JoinResult, own_share
 from unicron.join.member_checks import MemberChecks
-from unicron.join.origin import Origin
+from unicron.join.user_state import Origin
 from unicron.link import end_of_task, reporting, torchrun
 from unicron.link.agent_link import DRAIN, NOTHING, STOP, AgentLink
 from unicron.process.faults import FaultInjector

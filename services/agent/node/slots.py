@@ -31,6 +31,7 @@ from shared.messages.signals import (
     StorageReturned,
     WorkerStatus,
 )
+from shared.model import filled
 from unicron.protocol import messages
 
 _CAUSES = frozenset({"communication", "non_finite", messages.REFUSED, messages.DIFFERS})
@@ -384,28 +385,15 @@ class Node:
 
 def _status(process: Process, at_s: float, process_state: str | None, schedule: Scheduled | None) -> WorkerStatus:
     age_s = None if process.progress_at_s is None else max(0.0, at_s - process.progress_at_s)
-    return WorkerStatus(
-        worker=process.worker,
-        state=process.slot_state,  # type: ignore[arg-type]
-        task=process.task,
-        generation=process.generation,
-        rank=process.rank,
-        pid=process.pid,
-        step=process.step,
-        phase=process.phase,
-        micro_batch=process.micro_batch,
-        setup_parts=process.setup_parts,
+    return filled(
+        WorkerStatus,
+        process,
+        state=process.slot_state,
         progress_age_s=age_s,
         gaps_s=dict(process.gaps_s),
         starved_s=starved_s(process.progress_schedule, schedule, age_s or 0.0, process_state),
         idle_s=None if process.idle_s is None else min(process.idle_s, age_s or 0.0),
-        steps_done=process.steps_done,
         hold_age_s=None if process.held_at_s is None else max(0.0, at_s - process.held_at_s),
-        step_s=process.step_s,
-        steps_timed=process.steps_timed,
-        loss=process.loss,
-        memory_every=process.memory_every,
-        replicated=process.replicated,
         process_state=process_state,
         steps=process.recent.reported(at_s),
     )

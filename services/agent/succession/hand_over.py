@@ -1,4 +1,4 @@
-"""Requests to the agent to hand over to a successor (``shared/messages/agent_restart.py``)."""
+"""Requests to the agent to hand over to a successor (``shared/messages/admission.py``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from shared.bus.connection import Bus
-from shared.messages.agent_restart import AGENT_RESTART, AgentRestart, AgentRestartResult
+from shared.messages.admission import AGENT_RESTART, AgentRestart, AgentRestartResult
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from sqlmodel import SQLModel
 
 from services.api.notices.notice import Subject
 from shared.log.driver_errors import database_errors
-from shared.log.engines import close_engine
-from shared.log.schema import sqlite_path, with_timeouts
+from shared.log.schema import close_engine, sqlite_path, with_timeouts
 from shared.model import Model
 
 T = TypeVar("T")

@@ -4,10 +4,8 @@ model.py       what the page says
 timeline.py    the course of the incident, from the records of the log
 evidence.py    what the evidence says, for its reader
 counts.py      why tasks have as many workers as the plan gives them, and not more or fewer
-replanning.py  what re-planning would have given where no solver was asked
 alike.py       earlier incidents that are like it
 words.py       what the words of a log mean
-durations.py   durations as text
 gather.py      reads what the page needs
 page.py        the page as HTML or Markdown
 """

@@ -11,8 +11,7 @@ from typing import Any
 import jinja2
 
 from services.api.postmortem import evidence, words
-from services.api.postmortem.model import PostMortem
-from services.api.postmortem.slow_model import SlowWorkerPostMortem
+from services.api.postmortem.model import PostMortem, SlowWorkerPostMortem
 from services.api.postmortem.words import clock, seconds, taken
 from shared.text import flop
 

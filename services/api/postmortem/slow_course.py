@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from services.api.postmortem.model import Phase
-from services.api.postmortem.timeline import between_s, end_position
+from services.api.postmortem.timeline import end_position, phase
 from shared.events.union import PlanDecided, Recorded, StateMoved, WorkerSlowed
 from shared.views.observed_views import SlowdownView
 
@@ -86,29 +86,13 @@ def phases(
     decided = next((record for record in records if isinstance(record.event, PlanDecided)), None)
     done = end_position(records, carried_out_at)
     decided_at = None if decided is None else decided.recorded_at
+    certain, found_at = "from the first slow step until the detector was certain", view.found_at
+    workers = "until all tasks that the plan changes trained on the workers that it gives them"
+    whole = "from the first slow step until the plan was carried out"
+    decision = None if decided is None else decided.position
     return [
-        Phase(
-            name="detection",
-            meaning="from the first slow step until the detector was certain",
-            duration_s=between_s(began_at, view.found_at),
-            position=view.position,
-        ),
-        Phase(
-            name="decision",
-            meaning="until the plan was in the log",
-            duration_s=between_s(view.found_at, decided_at),
-            position=None if decided is None else decided.position,
-        ),
-        Phase(
-            name="transition",
-            meaning="until all tasks that the plan changes trained on the workers that it gives them",
-            duration_s=between_s(decided_at, carried_out_at),
-            position=done,
-        ),
-        Phase(
-            name="all of it",
-            meaning="from the first slow step until the plan was carried out",
-            duration_s=between_s(began_at, carried_out_at),
-            position=done,
-        ),
+        phase("detection", certain, began_at, found_at, view.position),
+        phase("decision", "until the plan was in the log", found_at, decided_at, decision),
+        phase("transition", workers, decided_at, carried_out_at, done),
+        phase("all of it", whole, began_at, carried_out_at, done),
     ]

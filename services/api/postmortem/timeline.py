@@ -128,56 +128,30 @@ def phases(incident: Incident, records: Sequence[Recorded]) -> list[Phase]:
     detected = next((r.position for r in records if isinstance(r.event, ErrorDetected)), None)
     decided = next((r.position for r in records if isinstance(r.event, PlanDecided)), None)
     resumed, closed = end_position(records, incident.resumed_at), end_position(records, incident.closed_at)
+    occurred, found, planned = incident.occurred_at, incident.detected_at, incident.planned_at
     known = [
-        Phase(
-            name="detection",
-            meaning="from the fault until the detector knew it",
-            duration_s=between_s(incident.occurred_at, incident.detected_at),
-            position=detected,
-        ),
-        Phase(
-            name="decision",
-            meaning="until the plan was in the log",
-            duration_s=between_s(incident.detected_at, incident.planned_at),
-            position=decided,
-        ),
+        phase("detection", "from the fault until the detector knew it", occurred, found, detected),
+        phase("decision", "until the plan was in the log", found, planned, decided),
     ]
-    if incident.closed_at is not None and incident.restored_at is None:
-        return [*known, *_without_recovery(incident, closed)]
-    found = [
-        *known,
-        Phase(
-            name="interrupted step",
-            meaning="until the survivors had done the step that the fault broke",
-            duration_s=between_s(incident.planned_at, incident.resumed_at),
-            position=resumed,
-        ),
-        Phase(
-            name="planned strength",
-            meaning="until all tasks trained on the workers that the plan gives them",
-            duration_s=between_s(incident.resumed_at or incident.planned_at, incident.restored_at),
-            position=closed,
-        ),
-        Phase(
-            name="all of it",
-            meaning="from the fault to planned strength",
-            duration_s=between_s(incident.occurred_at, incident.restored_at),
-            position=closed,
-        ),
-    ]
-    if incident.resumed_at is None and incident.restored_at is not None:
-        found = [phase for phase in found if phase.name != "interrupted step"]
-    return found
+    if (over := incident.closed_at) is not None and incident.restored_at is None:
+        # A task did not recover: no time in the last phases is one of recovery.
+        end = "until nothing was left to do; not all tasks train again"
+        known.append(phase("end", end, planned or found, over, closed))
+        known.append(phase("all of it", "from the fault until nothing was left to do", occurred, over, closed))
+        return known
+    on, strength = incident.resumed_at, incident.restored_at
+    if on is not None or strength is None:
+        step = "until the survivors had done the step that the fault broke"
+        known.append(phase("interrupted step", step, planned, on, resumed))
+    workers = "until all tasks trained on the workers that the plan gives them"
+    known.append(phase("planned strength", workers, on or planned, strength, closed))
+    known.append(phase("all of it", "from the fault to planned strength", occurred, strength, closed))
+    return known
 
 
-def _without_recovery(incident: Incident, closed: int | None) -> Iterator[Phase]:
-    """Yield the last phases of an incident from which a task did not recover: no time in them is one of recovery."""
-    for name, meaning, start in (
-        ("end", "until nothing was left to do; not all tasks train again", incident.planned_at or incident.detected_at),
-        ("all of it", "from the fault until nothing was left to do", incident.occurred_at),
-    ):
-        duration_s = between_s(start, incident.closed_at)
-        yield Phase(name=name, meaning=meaning, duration_s=duration_s, position=closed)
+def phase(name: str, meaning: str, start: datetime | None, end: datetime | None, position: int | None) -> Phase:
+    """Return a part of a way. ``position``: of the record with which it ended."""
+    return Phase(name=name, meaning=meaning, duration_s=between_s(start, end), position=position)
 
 
 def end_position(records: Sequence[Recorded], at: datetime | None) -> int | None:

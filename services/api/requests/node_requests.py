@@ -14,7 +14,7 @@ from services.api.store.tables import NODES
 from shared.errors import Conflict, Unavailable
 from shared.events.node_events import CheckResult
 from shared.events.union import NodeCordoned, NodeDraining, NodeReturned
-from shared.messages.agent_restart import AGENT_RESTART, AgentRestart
+from shared.messages.admission import AGENT_RESTART, AgentRestart
 from shared.messages.probes import ProbeTarget
 from shared.messages.self_test import run_self_test
 from shared.model import utc_now

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import Path, Query, Request
+from fastapi import Depends, Path, Query, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
@@ -143,6 +144,35 @@ def _next_cursor(positions: list[int], limit: int) -> str | None:
     return str(positions[limit - 1]) if len(positions) > limit else None
 
 
+@dataclass(frozen=True)
+class ListPart:
+    """Which part of a list is asked for. ``times``: of what is listed, from the first on and before the second."""
+
+    limit: int
+    after: int
+    newest: bool
+    times: tuple[datetime | None, datetime | None]
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of ``ViewReader.rows``: one row more shows whether there is a further page."""
+        return {**vars(self), "limit": self.limit + 1}
+
+
+async def list_part(
+    limit: Limit = 100, cursor: Cursor = 0, order: Order = "oldest", since: Since = None, until: Until = None
+) -> ListPart:
+    """Return which part of a list is asked for (FastAPI dependency).
+
+    Raises:
+        InvalidInput: its time ends before it begins.
+    """
+    check_order(since, until, ("since", "until"))
+    return ListPart(limit, cursor, order == "newest", (since, until))
+
+
+AskedPart = Annotated[ListPart, Depends(list_part)]
+
+
 def check_order(start: datetime | None, end: datetime | None, names: tuple[str, str] = ("from", "to")) -> None:
     """Refuse a window that ends before it begins. ``names``: of the two parameters.
 
@@ -152,13 +182,3 @@ def check_order(start: datetime | None, end: datetime | None, names: tuple[str, 
     if start is not None and end is not None and end < start:
         text = f"must not be before {names[0]}, {start.isoformat()}"
         raise InvalidInput(f"{names[1]}: {text}", [{"field": names[1], "value": end.isoformat(), "problem": text}])
-
-
-def times(since: datetime | None, until: datetime | None) -> tuple[datetime | None, datetime | None]:
-    """Return the window that a list is asked for.
-
-    Raises:
-        InvalidInput: it ends before it begins.
-    """
-    check_order(since, until, ("since", "until"))
-    return since, until

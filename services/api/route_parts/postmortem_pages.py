@@ -9,8 +9,7 @@ from pydantic import BaseModel
 
 from services.api.gateway import as_text
 from services.api.postmortem import page
-from services.api.postmortem.model import PostMortem
-from services.api.postmortem.slow_model import SlowWorkerPostMortem
+from services.api.postmortem.model import PostMortem, SlowWorkerPostMortem
 
 Output = Annotated[
     Literal["json", "html", "md"], Query(alias="format", description="html: one file that needs no other")

@@ -1,23 +1,31 @@
-"""``/v1/events``: the log itself, as pages or as server-sent events."""
+"""``/v1/events``: the log itself, as pages or as server-sent events.
+
+The text of an event in the log is what the interface shows of it, but for two differences: an event of an older version
+may lack fields that have a default today, and plans are shorter there (``PlanDecided.canonical``). An event whose text
+can have neither is not parsed into its model and written again: its text is taken as it is.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
+from pydantic_core import from_json, to_json
 
-from services.api.event_items import event_json
 from services.api.gateway import Api, Gateway, as_json
-from services.api.route_parts.parameters import NAMED, PROBLEMS, Limit, Since, Until, page_json, times
+from services.api.route_parts.parameters import NAMED, PROBLEMS, Limit, Since, Until, check_order, page_json
 from shared.errors import InvalidInput, Unavailable, UnicronError
-from shared.events.union import EVENT_CLASSES
+from shared.events.union import EVENT_CLASSES, Recorded
 from shared.interface.models import EventRecord, Page
-from shared.log.log import EventLog
+from shared.log.log import EventLog, recorded
+from shared.log.schema import StoredRow
+from shared.text import iso
 from shared.unknown_names import nearest
 
 router = APIRouter(prefix="/v1/events", tags=["events"], responses=PROBLEMS)
@@ -44,6 +52,68 @@ _POSITION_DIGITS = 18
 """A position of more digits is none: what a client sends is not read as a number of any size."""
 
 
+def _kinds() -> Iterator[tuple[str, tuple[int, frozenset[str]]]]:
+    """Yield the event types without an inner model, each with its schema version and its fields."""
+    for kind in EVENT_CLASSES:
+        fields = kind.model_fields
+        if not any(_has_model(field.annotation) for field in fields.values()):
+            yield fields["type"].default, (fields["schema_version"].default, frozenset(fields))
+
+
+def _has_model(annotation: Any) -> bool:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return True
+    return any(_has_model(part) for part in get_args(annotation))
+
+
+_FLAT = dict(_kinds())
+
+_PLACE = ("position", "stream", "stream_version", "type", "previous_hash", "hash")
+
+
+def event_json(row: StoredRow) -> str:
+    """Return the JSON of ``EventRecord`` for a row of the log.
+
+    Raises:
+        Corrupt: the event cannot be read.
+        NewerVersion: a newer version of the program wrote it.
+    """
+    try:
+        plain = _is_plain(row)
+        at = iso(datetime.fromisoformat(row.recorded_at))
+    except (ValueError, TypeError):
+        plain = False  # the record says what is wrong with it
+    if not plain:
+        return show(recorded(row)).model_dump_json()
+    place = {name: getattr(row, name) for name in _PLACE}
+    return f'{to_json({**place, "recorded_at": at})[:-1].decode()},"event":{row.data}}}'
+
+
+def _is_plain(row: StoredRow) -> bool:
+    """Return whether the interface shows the event as it is stored: all of its fields, and no others, are there."""
+    known = _FLAT.get(row.type)
+    if known is None:
+        return False
+    event = from_json(row.data)
+    # A code that is not known here is shown as another one (``shared.events.codes``).
+    return (event["schema_version"], event.keys()) == known and event["type"] == row.type and not event.get("code")
+
+
+def show(record: Recorded) -> EventRecord:
+    """Return a record as the interface shows it."""
+    event: dict[str, Any] = record.event.model_dump(mode="json", by_alias=True)
+    return EventRecord(
+        position=record.position,
+        stream=record.stream,
+        stream_version=record.stream_version,
+        recorded_at=record.recorded_at,
+        type=event["type"],
+        event=event,
+        previous_hash=record.previous_hash,
+        hash=record.hash,
+    )
+
+
 @router.get("", response_model=None, responses=_LISTED)
 async def events(
     api: Api,
@@ -64,7 +134,7 @@ async def events(
 
     Events that were archived come from their segments; where these are not at hand the answer is 404, ``archived``.
     """
-    times(since, until)
+    check_order(since, until, ("since", "until"))
     types = _known(kinds or [])
     if follow and until is not None:
         problem = "not together with follow: a stream has no end"

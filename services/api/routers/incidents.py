@@ -17,21 +17,7 @@ from services.api.postmortem.model import PostMortem
 from services.api.requests import incident_requests
 from services.api.route_parts import conditional, postmortem_pages
 from services.api.route_parts.bodies import described, options
-from services.api.route_parts.parameters import (
-    CHANGE,
-    NAMED,
-    PROBLEMS,
-    TAGGED,
-    Cursor,
-    Id,
-    Limit,
-    Order,
-    Since,
-    TaskFilter,
-    Until,
-    page_json,
-    times,
-)
+from services.api.route_parts.parameters import CHANGE, NAMED, PROBLEMS, TAGGED, AskedPart, Id, TaskFilter, page_json
 from services.api.routers import health
 from services.api.store.accounts import Accounts
 from services.api.store.readers import ViewReader
@@ -69,31 +55,18 @@ def _shown(api: Gateway, views: ViewReader, found: Sequence[Any], now: datetime)
 @router.get("", response_model=Page[Incident])
 async def incidents(
     api: Api,
-    limit: Limit = 100,
-    cursor: Cursor = 0,
-    order: Order = "oldest",
+    part: AskedPart,
     task: TaskFilter = None,
     state: Annotated[Literal["open", "closed"] | None, Query(description="closed: back at planned strength")] = None,
-    since: Since = None,
-    until: Until = None,
 ) -> Response:
     """List incidents in the order in which they were detected; ``since`` and ``until`` are of the time of detection."""
-    as_of, window = utc_now(), times(since, until)
+    as_of = utc_now()
 
     def answer(views: ViewReader) -> str:
         states = [state] if state else []
-        found = views.rows(
-            INCIDENTS,
-            *_COLUMNS,
-            after=cursor,
-            limit=limit + 1,
-            states=states,
-            task=task or "",
-            newest=order == "newest",
-            times=window,
-        )
-        items = _shown(api, views, found[:limit], as_of)
-        return page_json(items, [row.position for row in found], limit)
+        found = views.rows(INCIDENTS, *_COLUMNS, states=states, task=task or "", **part.arguments())
+        items = _shown(api, views, found[: part.limit], as_of)
+        return page_json(items, [row.position for row in found], part.limit)
 
     return await api.answer(answer)
 

@@ -1,7 +1,12 @@
-"""``/v1/nodes`` and ``/v1/node-map``: nodes and their workers."""
+"""``/v1/nodes`` and ``/v1/node-map``: nodes and their workers.
+
+The map of all nodes says what each worker does; it is small enough to be asked for again and again.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Response, status
@@ -9,7 +14,7 @@ from fastapi import APIRouter, Depends, Query, Response, status
 from services.api import present
 from services.api.access.access import Operator
 from services.api.gateway import Api, Gateway
-from services.api.node_map import node_map
+from services.api.live import LiveState
 from services.api.requests import node_requests
 from services.api.route_parts.bodies import described, options
 from services.api.route_parts.parameters import CHANGE, NAMED, PROBLEMS, Cursor, Limit, NodeName, page
@@ -19,9 +24,51 @@ from shared.interface.first_look import NodeMap
 from shared.interface.models import DrainRequest, Node, NodeRequest, Page, ShownNodeState
 from shared.projections.nodes import AGENT_LIVES
 from shared.tasks.specification import GOING_ON
-from shared.views.documents import NodeView
+from shared.views.documents import NodeState, NodeView
 
 router = APIRouter(prefix="/v1", tags=["nodes"], responses=PROBLEMS)
+
+
+_REASONS = 200
+"""Characters of a node's reason: as many as a user may give."""
+
+
+def node_map(nodes: Iterable[NodeView], live: LiveState, assigned: Mapping[str, tuple[str, int]]) -> NodeMap:
+    """Return the map of all nodes that have not left, in the order in which they first joined. Pure.
+
+    Args:
+        nodes: all nodes.
+        live: what the heartbeats report.
+        assigned: as ``present.assigned_ranks`` returns it.
+    """
+    made = NodeMap()
+    places: dict[tuple[int, str | None], int] = {}
+
+    def place(known: list[str], text: str | None) -> int:
+        """Return where a text is in one of the lists; -1: there is none."""
+        if text is None:
+            return -1
+        found = places.setdefault((id(known), text), len(known))
+        if found == len(known):
+            known.append(text)
+        return found
+
+    for node in nodes:
+        if node.state is NodeState.LEFT:
+            continue
+        state, reason = present.shown_state(node, live)
+        made.names.append(node.name)
+        made.states.append(place(made.state_names, state))
+        made.domains.append(place(made.domain_names, node.domain))
+        if reason:
+            made.reasons[node.name] = reason[:_REASONS]
+        runs: list[int] = []
+        for (task, does), alike in groupby(present.uses(node, live, assigned)):
+            runs += (place(made.task_names, task), place(made.use_names, does), sum(1 for _ in alike))
+        made.workers.append(runs)
+        if node.slow and node.state in AGENT_LIVES:
+            made.slow |= {one.worker: one.slowdown for one in node.slow if one.slowdown > 1.0}
+    return made
 
 
 def _assigned(views: ViewReader) -> dict[str, tuple[str, int]]:

@@ -12,18 +12,7 @@ from services.api.gateway import Api, as_text
 from services.api.plan_text import explain
 from services.api.route_parts import conditional
 from services.api.route_parts.lists import shown_rows
-from services.api.route_parts.parameters import (
-    NAMED,
-    PROBLEMS,
-    TAGGED,
-    Cursor,
-    Id,
-    Limit,
-    Order,
-    Since,
-    TaskFilter,
-    Until,
-)
+from services.api.route_parts.parameters import NAMED, PROBLEMS, TAGGED, AskedPart, Id, TaskFilter
 from services.api.store.tables import PLANS
 from shared.errors import Corrupt
 from shared.events.union import PlanDecided
@@ -36,19 +25,13 @@ router = APIRouter(prefix="/v1/plans", tags=["plans"], responses=PROBLEMS)
 @router.get("", response_model=Page[PlanSummary])
 async def plans(
     api: Api,
-    limit: Limit = 100,
-    cursor: Cursor = 0,
-    order: Order = "oldest",
+    part: AskedPart,
     task: TaskFilter = None,
     state: Annotated[list[PlanState] | None, Query(description="only these states")] = None,
-    since: Since = None,
-    until: Until = None,
 ) -> Response:
     """List plans in the order in which they were decided; ``since`` and ``until`` are of that time."""
     states = [value.value for value in state or []]
-    return await shown_rows(
-        api, PLANS, limit=limit, cursor=cursor, order=order, task=task, states=states, since=since, until=until
-    )
+    return await shown_rows(api, PLANS, part, task=task, states=states)
 
 
 @router.get("/{plan}", response_model=PlanDetail, responses=NAMED | TAGGED)

@@ -8,22 +8,11 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Response
 
 from services.api.gateway import Api
+from services.api.postmortem.model import SlowWorkerPostMortem
 from services.api.postmortem.slow import KnownSlowdown, known_slowdown, slow_post_mortem
-from services.api.postmortem.slow_model import SlowWorkerPostMortem
 from services.api.route_parts import conditional, postmortem_pages
 from services.api.route_parts.lists import shown_rows
-from services.api.route_parts.parameters import (
-    NAMED,
-    PROBLEMS,
-    TAGGED,
-    Cursor,
-    Id,
-    Limit,
-    Order,
-    Since,
-    TaskFilter,
-    Until,
-)
+from services.api.route_parts.parameters import NAMED, PROBLEMS, TAGGED, AskedPart, Id, TaskFilter
 from services.api.store.readers import ViewReader
 from services.api.store.tables import SLOWDOWNS
 from shared.interface.models import Page, SlowWorker
@@ -36,19 +25,12 @@ router = APIRouter(prefix="/v1/slow-workers", tags=["slow workers"], responses=P
 @router.get("", response_model=Page[SlowWorker])
 async def slow_workers(
     api: Api,
-    limit: Limit = 100,
-    cursor: Cursor = 0,
-    order: Order = "oldest",
+    part: AskedPart,
     task: TaskFilter = None,
     state: Annotated[Literal["open", "closed"] | None, Query(description="open: still slow")] = None,
-    since: Since = None,
-    until: Until = None,
 ) -> Response:
     """List slowdowns of workers in the order in which they were found; ``since`` and ``until`` are of that time."""
-    states = [state] if state else []
-    return await shown_rows(
-        api, SLOWDOWNS, limit=limit, cursor=cursor, order=order, task=task, states=states, since=since, until=until
-    )
+    return await shown_rows(api, SLOWDOWNS, part, task=task, states=[state] if state else [])
 
 
 @router.get("/{slowdown}", response_model=SlowWorker, responses=NAMED | TAGGED)

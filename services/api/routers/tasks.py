@@ -26,30 +26,18 @@ from services.api.route_parts.parameters import (
     NAMED,
     PROBLEMS,
     TAGGED,
+    AskedPart,
     Cursor,
     Limit,
-    Order,
-    Since,
     TaskName,
-    Until,
     page_json,
-    times,
 )
 from services.api.store.readers import ViewReader
 from services.api.store.tables import ATTEMPTS, DELETED, TASKS
 from shared.bus.messages import Time
 from shared.errors import InvalidInput, NotFound
 from shared.events.union import TaskProgressed
-from shared.interface.models import (
-    Attempt,
-    Page,
-    ProgressPoint,
-    StopOptions,
-    Stopping,
-    Task,
-    TaskChange,
-    TaskProgress,
-)
+from shared.interface.models import Attempt, Page, ProgressPoint, StopOptions, Stopping, Task, TaskChange, TaskProgress
 from shared.projections.requests import attempt_of
 from shared.tasks.specification import ENDED, MAX_SPEC_BYTES, TaskSpec, TaskState, load_spec, parse_spec
 from shared.views.documents import TaskView
@@ -98,16 +86,12 @@ def _parse(body: bytes, content_type: str) -> TaskSpec:
 @router.get("", response_model=Page[Task])
 async def tasks(
     api: Api,
-    limit: Limit = 100,
-    cursor: Cursor = 0,
-    order: Order = "oldest",
+    part: AskedPart,
     state: Annotated[list[TaskState] | None, Query(description="only these states")] = None,
     deleted: Annotated[bool, Query(description="those that were deleted, and no others")] = False,
-    since: Since = None,
-    until: Until = None,
 ) -> Response:
     """List tasks in the order of their submission; ``since`` and ``until`` are of the time of the latest one."""
-    live, window = api.live.state(), times(since, until)
+    live = api.live.state()
     if deleted and state:
         raise _not_with_deleted(state)
 
@@ -115,16 +99,13 @@ async def tasks(
         found = views.rows(
             TASKS,
             "shown",
-            after=cursor,
-            limit=limit + 1,
             states=[DELETED] if deleted else [value.value for value in state or []],
-            newest=order == "newest",
-            times=window,
             without="" if deleted or state else DELETED,
+            **part.arguments(),
         )
         going_on = views.several(TASKS, [row.key for row in found if not row.shown])
         items = [row.shown or as_text(present.task(going_on[row.key], live)) for row in found]
-        return page_json(items, [row.position for row in found], limit)
+        return page_json(items, [row.position for row in found], part.limit)
 
     return await api.answer(answer)
 

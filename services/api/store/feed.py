@@ -14,6 +14,7 @@ from shared.bus.outages import LOG
 from shared.errors import Unavailable
 from shared.events.union import Recorded
 from shared.log.journal import Journal
+from shared.service.changes import Changes
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +37,7 @@ class Feed:
     def __init__(self, store: Store, journal: Journal, observe: Observe = ignored) -> None:
         self._store, self._observe = store, observe
         self._journal = journal
-        self._changed = asyncio.Event()
-        """Set with the next batch, and when the feed is closed; each batch has its own."""
+        self._changed = Changes()
         self.position = 0
         self.closed = False
 
@@ -62,18 +62,13 @@ class Feed:
         """Fold records, which has no effect a second time, and let everybody know."""
         observe = observe or self._observe
         self.position = await self._journal.outages.outlast(PROJECTIONS, lambda: self._store.fold(records, observe))
-        self._wake()
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._changed.notify()
 
     async def wait_beyond(self, position: int, *, timeout_s: float) -> bool:
         """Wait until a record behind ``position`` has been folded, or the feed is closed; False after the time-out."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not self.closed and self.position <= position:
-                    await self._changed.wait()
+                await self._changed.until(lambda: self.closed or self.position > position)
         except TimeoutError:
             return False
         return True
@@ -90,4 +85,4 @@ class Feed:
     async def close(self) -> None:
         """End all waits, so that streams end."""
         self.closed = True
-        self._wake()
+        self._changed.notify()

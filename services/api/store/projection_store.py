@@ -18,14 +18,12 @@ from sqlalchemy.engine import URL, make_url
 
 from services.api.store import settling
 from services.api.store.batches import Batch, upsert
-from services.api.store.memo import Memo
-from services.api.store.readers import ViewReader
+from services.api.store.readers import Memo, ViewReader
 from services.api.store.settling import SettledTime, settled_time
 from services.api.store.tables import PositionRow, Tables, table_of
 from shared.events.union import Recorded
 from shared.log.driver_errors import database_errors
-from shared.log.engines import close_engine
-from shared.log.schema import sqlite_path, with_timeouts
+from shared.log.schema import close_engine, sqlite_path, with_timeouts
 from shared.projections.evolve import evolve
 from shared.views.documents import SCHEMA_VERSION
 

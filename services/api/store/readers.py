@@ -1,21 +1,53 @@
 """Reading of the views, inside one transaction.
 
 Lists are read by keyset: each query finds its first row by an index, and reads no more rows than it returns.
+
+``Memo`` keeps what requests have found in the newest state of the projections, so that the next one need not look
+again.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Select, bindparam, func, select
 
-from services.api.store.memo import Memo
 from services.api.store.tables import KEYS, NODES, PLANS, TASKS, Kind, PlanRow, PositionRow, V, table_of
 from shared.errors import NotFound
 from shared.unknown_names import nearest
+
+_MOST = 64
+"""Things that are kept: a report of costs has eight, and clients ask for a few different ones by turns."""
+
+
+class Memo:
+    """Things found in one state, all of which are forgotten with the next; safe to use from threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # to find one thing may take another
+        self._state: Hashable = None
+        self._known: dict[Hashable, Any] = {}
+
+    def get(self, state: Hashable, key: Hashable, find: Callable[[], T]) -> T:
+        """Return what was found in a state, or what ``find`` returns, which no one may change.
+
+        Args:
+            state: of the projections: the log's position, and how far time is settled.
+            key: what is asked for.
+            find: looks for it.
+        """
+        with self._lock:
+            if self._state != state or len(self._known) >= _MOST:
+                self._state, self._known = state, {}
+            if key not in self._known:
+                self._known[key] = find()
+            found: T = self._known[key]
+            return found
+
 
 T = TypeVar("T")
 

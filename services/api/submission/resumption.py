@@ -86,7 +86,9 @@ def _changed(earlier: TaskSpec, spec: TaskSpec) -> Iterator[tuple[str, object, s
     if (earlier.script is None) != (spec.script is None):
         yield "script", spec.script, _keeps(f"was {earlier.script!r}")
     of_model: list[str] = []
-    for field, old, new in _differences(was, now):
+    for field, old, new in differences(was, now):
+        if field.split(".")[0] in (*CHANGEABLE, "order_samples"):
+            continue
         if field.startswith("model."):
             of_model.append(f"{field} was {old!r}, is {new!r}")
         else:
@@ -95,12 +97,12 @@ def _changed(earlier: TaskSpec, spec: TaskSpec) -> Iterator[tuple[str, object, s
         yield "model", "...", _keeps("; ".join(of_model))
 
 
-def _differences(was: dict[str, Any], now: dict[str, Any], above: str = "") -> Iterator[tuple[str, object, object]]:
-    """Yield field, old and new value of what differs, without the fields that may."""
-    for name in sorted({*was, *now} - ({*CHANGEABLE, "order_samples"} if not above else set())):
+def differences(was: dict[str, Any], now: dict[str, Any], above: str = "") -> Iterator[tuple[str, object, object]]:
+    """Yield field, old and new value of what differs between two specifications."""
+    for name in sorted({*was, *now}):
         old, new = was.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            yield from _differences(old, new, f"{above}{name}.")
+            yield from differences(old, new, f"{above}{name}.")
         elif old != new:
             yield f"{above}{name}", old, new
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
 
-from services.api.submission.resumption import as_logged
+from services.api.submission.resumption import as_logged, differences
 from shared.errors import Conflict
 from shared.events.union import TaskSubmitted
 from shared.log.log import EventLog
@@ -45,27 +43,17 @@ def check_unused(log: EventLog, key: str, event_id: str, spec: TaskSpec) -> None
 
 
 def other_specification(key: str, first: TaskSpec, given: TaskSpec) -> Conflict:
-    """Return the error of a key that was used for another specification of the task, with what differs."""
-    found = [*differences(first.model_dump(mode="json", by_alias=True), given.model_dump(mode="json", by_alias=True))]
+    """Return the error of a key that was used for another specification; of ``env`` it has names and no values."""
+    was, now = (spec.model_dump(mode="json", by_alias=True) for spec in (first, given))
+    found = [
+        f"{field} differs" if field.startswith("env.") else f"{field} was {_short(old)}, is {_short(new)}"
+        for field, old, new in differences(was, now)
+    ]
     return Conflict(
         f"idempotency key {key!r} was used for another specification of {given.name!r}: {'; '.join(found)}",
         key=key,
         differences=found,
     )
-
-
-def differences(first: dict[str, Any], given: dict[str, Any], place: str = "") -> Iterator[str]:
-    """Yield what differs between two specifications: the field, what it was, and what it is; of ``env`` the name."""
-    for name in sorted({*first, *given}):
-        was, now, field = first.get(name), given.get(name), f"{place}{name}"
-        if was == now:
-            continue
-        if isinstance(was, dict) and isinstance(now, dict):
-            yield from differences(was, now, f"{field}.")
-        elif place == "env.":
-            yield f"{field} differs"
-        else:
-            yield f"{field} was {_short(was)}, is {_short(now)}"
 
 
 def _short(value: object) -> str:

@@ -27,6 +27,7 @@ from shared.events.evidence import Evidence
 from shared.events.severities import SEVERITY, ErrorKind
 from shared.events.union import ErrorDetected, Event, derived_id
 from shared.messages.signals import ProcessExited, RankRaised
+from shared.model import filled
 
 SETTLE_S = 0.25
 """Time within which the signal of a cause arrives on a busy machine; usually that takes 50 ms. Broken sockets count as
@@ -218,20 +219,16 @@ def _difference(task: MonitoredTask, fault: Fault, *, now: datetime) -> ErrorDet
     event_id = derived_id(fault.cause, faults.SERVICE, f"{task.name}/{fault.kind.value}")
     before = task.failures.incident(fault.key)
     known = Evidence(failure=fault.key, rule="task") if before else Evidence(failure=fault.key)
-    return ErrorDetected(
+    return filled(
+        ErrorDetected,
+        fault,
         event_id=event_id,
         occurred_at=min(fault.occurred_at, now),
         incident=before or event_id,
-        kind=fault.kind,
         severity=SEVERITY[fault.kind],
         method=faults.METHOD[fault.kind],
         detected_at=now,
-        node=fault.node,
-        worker=fault.worker,
         task=task.name,
-        rank=fault.rank,
-        generation=fault.generation,
-        step=fault.step,
         evidence={**fault.evidence, **known.mapping()},
         escalates=before or None,
     )

@@ -5,31 +5,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 from services.detector.incidents.faults import SERVICE
 from services.detector.progress import recording, unwritten_results
 from services.detector.state.cluster import DetectorState
 from services.detector.state.node import MonitoredNode
 from services.detector.state.task import MonitoredTask
+from shared.events import union as events
 from shared.events.node_events import CheckResult
-from shared.events.union import (
-    ErrorDetected,
-    Event,
-    NodeAdopted,
-    NodeJoined,
-    NodeLeft,
-    NodeReturned,
-    StateMoved,
-    TaskCheckpointed,
-    TaskCheckpointFailed,
-    TaskCopiesLacking,
-    TaskFinished,
-    TaskIdentified,
-    TaskProgressed,
-    TaskStopped,
-    TaskStopRefused,
-    derived_id,
-)
+from shared.events.union import Event, derived_id
 from shared.messages.signals import (
     PHASES,
     Heartbeat,
@@ -43,9 +28,12 @@ from shared.messages.signals import (
     StorageReturned,
     WorkerStatus,
 )
+from shared.model import filled
 
 
-def node_joined(heartbeat: Heartbeat, cause: str, now: datetime, self_test: Sequence[CheckResult] = ()) -> NodeJoined:
+def node_joined(
+    heartbeat: Heartbeat, cause: str, now: datetime, self_test: Sequence[CheckResult] = ()
+) -> events.NodeJoined:
     """Return the event of a node that offers workers.
 
     Args:
@@ -54,25 +42,19 @@ def node_joined(heartbeat: Heartbeat, cause: str, now: datetime, self_test: Sequ
         now: the time.
         self_test: what the node's self-test found, if it was isolated.
     """
-    return NodeJoined(
+    return filled(
+        events.NodeJoined,
+        heartbeat,
         event_id=derived_id(cause, SERVICE, "joined"),
         occurred_at=now,
-        node=heartbeat.node,
-        incarnation=heartbeat.incarnation,
-        agent_pid=heartbeat.agent_pid,
-        domain=heartbeat.domain,
-        hardware=heartbeat.hardware,
         workers=[w.worker for w in heartbeat.workers],
-        supervisor=heartbeat.supervisor,
         self_test=list(self_test),
-        probe=heartbeat.probe,
-        network=heartbeat.network,
     )
 
 
-def node_adopted(node: MonitoredNode, heartbeat: Heartbeat, now: datetime) -> NodeAdopted:
+def node_adopted(node: MonitoredNode, heartbeat: Heartbeat, now: datetime) -> events.NodeAdopted:
     """Return the event of a node whose agent has a successor, which has sent its first heartbeat."""
-    return NodeAdopted(
+    return events.NodeAdopted(
         event_id=derived_id(heartbeat.incarnation, SERVICE, "adopted"),
         occurred_at=now,
         node=node.name,
@@ -83,9 +65,9 @@ def node_adopted(node: MonitoredNode, heartbeat: Heartbeat, now: datetime) -> No
     )
 
 
-def node_returned(node: MonitoredNode, error: Event, now: datetime) -> NodeReturned:
+def node_returned(node: MonitoredNode, error: Event, now: datetime) -> events.NodeReturned:
     """Return the event of a node that was isolated for a failure which a later error shows to follow its task."""
-    return NodeReturned(
+    return events.NodeReturned(
         event_id=derived_id(error.event_id, SERVICE, f"{node.name} returned"),
         occurred_at=now,
         node=node.name,
@@ -94,9 +76,9 @@ def node_returned(node: MonitoredNode, error: Event, now: datetime) -> NodeRetur
     )
 
 
-def node_left(node: MonitoredNode, reason: str, now: datetime) -> NodeLeft:
+def node_left(node: MonitoredNode, reason: str, now: datetime) -> events.NodeLeft:
     """Return the event of a node that leaves in order. A node joins once before it leaves."""
-    return NodeLeft(
+    return events.NodeLeft(
         event_id=derived_id(node.joined, SERVICE, "left"),
         occurred_at=now,
         node=node.name,
@@ -105,7 +87,9 @@ def node_left(node: MonitoredNode, reason: str, now: datetime) -> NodeLeft:
     )
 
 
-def of_rank(state: DetectorState, status: WorkerStatus, interval_s: float, now: datetime) -> TaskProgressed | None:
+def of_rank(
+    state: DetectorState, status: WorkerStatus, interval_s: float, now: datetime
+) -> events.TaskProgressed | None:
     """Learn a task's step and rate from the status of its rank 0; return a summary when one is due.
 
     Times without progress are learnt from every rank, except once a fault has been found or while a plan is in
@@ -136,7 +120,7 @@ def of_rank(state: DetectorState, status: WorkerStatus, interval_s: float, now: 
     return task_progressed(task, status, now) if recording.is_due(task, status.step, interval_s, now) else None
 
 
-def before_fault(state: DetectorState, error: ErrorDetected, now: datetime) -> list[TaskProgressed]:
+def before_fault(state: DetectorState, error: events.ErrorDetected, now: datetime) -> list[events.TaskProgressed]:
     """Return the summaries of the tasks that a fault interrupts, up to the fault."""
     tasks = [state.tasks[error.task]] if error.task in state.tasks else []
     if error.node is not None:
@@ -144,7 +128,7 @@ def before_fault(state: DetectorState, error: ErrorDetected, now: datetime) -> l
     return [task_progressed(task, None, now) for task in tasks if recording.is_unrecorded(task)]
 
 
-def task_progressed(task: MonitoredTask, status: WorkerStatus | None, now: datetime) -> TaskProgressed:
+def task_progressed(task: MonitoredTask, status: WorkerStatus | None, now: datetime) -> events.TaskProgressed:
     """Return the summary of a task's recent steps. At least one step must have been timed.
 
     Args:
@@ -152,7 +136,7 @@ def task_progressed(task: MonitoredTask, status: WorkerStatus | None, now: datet
         status: of its rank 0, if that is what the summary is made for.
         now: the time.
     """
-    return TaskProgressed(
+    return events.TaskProgressed(
         event_id=derived_id(f"{task.name}/{task.generation}/{task.step}", SERVICE, "progressed"),
         occurred_at=now,
         task=task.name,
@@ -166,7 +150,7 @@ def task_progressed(task: MonitoredTask, status: WorkerStatus | None, now: datet
     )
 
 
-def stop_refused(task: MonitoredTask, moved: StateMoved, now: datetime) -> TaskStopRefused:
+def stop_refused(task: MonitoredTask, moved: events.StateMoved, now: datetime) -> events.TaskStopRefused:
     """Return the event of a task that could not be saved, and so was not stopped.
 
     Args:
@@ -174,7 +158,7 @@ def stop_refused(task: MonitoredTask, moved: StateMoved, now: datetime) -> TaskS
         moved: how the plan to stop it failed.
         now: the time.
     """
-    return TaskStopRefused(
+    return events.TaskStopRefused(
         event_id=derived_id(moved.event_id, SERVICE, "stop-refused"),
         occurred_at=now,
         task=task.name,
@@ -192,7 +176,8 @@ def of_signal(task: MonitoredTask, signal: RankSignals, now: datetime) -> Event 
     The answer is also None for the failure of a checkpoint, or a lack of copies in memory, of a kind that the log has
     already.
     """
-    at = min(signal.occurred_at, now)
+    place: dict[str, Any] = {"task": signal.task, "generation": signal.generation, "step": signal.step}
+    place["occurred_at"] = min(signal.occurred_at, now)
     # The id derives from the thing itself, so that signals of several agents about it make one event.
     cause = f"{signal.task}/{signal.generation}/{signal.step}"
     match signal:
@@ -203,68 +188,43 @@ def of_signal(task: MonitoredTask, signal: RankSignals, now: datetime) -> Event 
                 for name, value in sorted(signal.identity.items())
                 if before.get(name, value) != value
             ]
-            return TaskIdentified(
+            return events.TaskIdentified(
                 event_id=derived_id(f"{signal.task}/{signal.generation}", SERVICE, "identified"),
-                occurred_at=at,
-                task=signal.task,
-                generation=signal.generation,
-                step=signal.step,
                 identity=signal.identity,
                 changed=changed,
+                **place,
             )
         case RankCheckpointed():
-            return TaskCheckpointed(
-                event_id=derived_id(f"{cause}/{signal.path}", SERVICE, "checkpointed"),
-                occurred_at=at,
-                task=signal.task,
-                generation=signal.generation,
-                step=signal.step,
-                path=signal.path,
-            )
+            event_id = derived_id(f"{cause}/{signal.path}", SERVICE, "checkpointed")
+            return events.TaskCheckpointed(event_id=event_id, path=signal.path, **place)
         case RankCheckpointFailed() if signal.lends and unwritten_results.may_lend(task):
             return unwritten_results.unwritten(task, signal, now)
         case RankCheckpointFailed() if recording.is_new(task.checkpoint_failures, signal.reason):
-            return TaskCheckpointFailed(
+            return events.TaskCheckpointFailed(
                 event_id=derived_id(f"{cause}/{signal.worker}/{signal.reason}", SERVICE, "checkpoint-failed"),
-                occurred_at=at,
-                task=signal.task,
-                generation=signal.generation,
-                step=signal.step,
                 worker=signal.worker,
                 reason=signal.reason,
+                **place,
             )
         case RankCopies() if recording.is_lack_to_report(task, signal):
-            return TaskCopiesLacking(
+            return events.TaskCopiesLacking(
                 event_id=derived_id(f"{cause}/{signal.worker}/{signal.lack}", SERVICE, "copies"),
-                occurred_at=at,
-                task=signal.task,
-                generation=signal.generation,
-                step=signal.step,
                 worker=signal.worker,
                 reason=signal.lack,
                 ended=not signal.lack,
+                **place,
             )
         case StorageReturned():
             return unwritten_results.returned(task, signal, now)
         case RankStopped():
-            return TaskStopped(
-                event_id=derived_id(cause, SERVICE, "stopped"),
-                occurred_at=at,
-                task=signal.task,
-                generation=signal.generation,
-                step=signal.step,
-                path=signal.path,
-            )
+            return events.TaskStopped(event_id=derived_id(cause, SERVICE, "stopped"), path=signal.path, **place)
         case RankFinished():
-            return TaskFinished(
+            return events.TaskFinished(
                 event_id=derived_id(cause, SERVICE, "finished"),
-                occurred_at=at,
-                task=signal.task,
-                generation=signal.generation,
-                step=signal.step,
                 samples_sha256=signal.samples_sha256,
                 parameters_path=signal.parameters_path,
                 loss=signal.loss,
                 worker=signal.worker,
+                **place,
             )
     return None

@@ -19,7 +19,8 @@ from shared.events.codes import FailureCode
 from shared.events.evidence import Evidence
 from shared.events.severities import SEVERITY, ErrorKind, Method, Severity
 from shared.events.union import ErrorDetected, Event, StateMoved, TaskFailed, derived_id
-from shared.messages.signals import ProcessExited, RankRaised
+from shared.messages.signals import ProcessExited, RankRaised, RankSignal
+from shared.model import filled
 
 SERVICE = "detector"
 """The name of this service in derived ids."""
@@ -111,11 +112,7 @@ def of_exit(exited: ProcessExited, suspects: list[RankRaised]) -> Fault:
         error=name,
         # The peers of a dead process may notice its end before its parent does.
         occurred_at=min([exited.occurred_at, *(s.occurred_at for s in suspects)]),
-        generation=exited.generation,
-        step=exited.step,
-        worker=exited.worker,
-        node=exited.node,
-        rank=exited.rank,
+        **where(exited),
         traceback=exited.last_output,
         evidence={
             "exit": name,
@@ -139,11 +136,7 @@ def of_exception(raised: RankRaised) -> Fault:
         kind=kinds.get(raised.cause) or _kind(found, ErrorKind.EXCEPTION),
         error=raised.difference if differs else raised.error,
         occurred_at=raised.occurred_at,
-        generation=raised.generation,
-        step=raised.step,
-        worker=raised.worker,
-        node=raised.node,
-        rank=raised.rank,
+        **where(raised),
         traceback=raised.traceback,
         evidence={
             "error": raised.error,
@@ -154,6 +147,11 @@ def of_exception(raised: RankRaised) -> Fault:
             **_classified(found),
         },
     )
+
+
+def where(signal: RankSignal) -> dict[str, Any]:
+    """Return the fields of a fault that say where and when in the training a rank has failed."""
+    return {name: getattr(signal, name) for name in ("generation", "step", "worker", "node", "rank")}
 
 
 def _first_non_finite(raised: RankRaised) -> dict[str, Any]:
@@ -179,11 +177,7 @@ def of_broken_sockets(task: MonitoredTask, suspicion: Suspicion) -> Fault:
         kind=ErrorKind.CONNECTION,
         error=first.error,
         occurred_at=min(s.occurred_at for s in suspicion.signals),
-        generation=suspicion.generation,
-        step=first.step,
-        worker=first.worker,
-        node=first.node,
-        rank=first.rank,
+        **{**where(first), "generation": suspicion.generation},
         traceback=first.traceback,
         evidence={
             "error": first.error,
@@ -269,20 +263,16 @@ def judge(task: MonitoredTask, fault: Fault, *, window_s: float, now: datetime) 
     place = "" if signalled else place_of(fault.kind, fault.traceback)
     before = task.failures.in_a_row(place, window_s=window_s, now=now) if original is None else None
     of_incident = original or before
-    return ErrorDetected(
+    return filled(
+        ErrorDetected,
+        fault,
         event_id=event_id,
         occurred_at=min(fault.occurred_at, now),
         incident=of_incident.incident if of_incident is not None else event_id,
-        kind=fault.kind,
         severity=severity,
         method=METHOD[fault.kind],
         detected_at=now,
-        node=fault.node,
-        worker=fault.worker,
         task=task.name,
-        rank=fault.rank,
-        generation=fault.generation,
-        step=fault.step,
         evidence={
             **fault.evidence,
             **_judged(task, fault, place).mapping(occurrences=times),

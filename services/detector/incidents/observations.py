@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from services.detector.incidents.faults import SERVICE, Fault, last_line, of_exception, of_exit
+from services.detector.incidents.faults import SERVICE, Fault, last_line, of_exception, of_exit, where
 from services.detector.state.cluster import DetectorState
 from services.detector.state.task import MonitoredTask
 from services.detector.state.unlogged import IncidentWatch
@@ -20,6 +20,7 @@ from shared.events.evidence import Evidence
 from shared.events.severities import ErrorKind, Method
 from shared.events.union import ErrorDetected, Event, IncidentObserved, Observation, StateMoved, derived_id
 from shared.messages.signals import ProcessExited, RankRaised
+from shared.model import filled
 
 OBSERVE_S = 5.0
 """Longest collection. Sockets break within milliseconds of the end of a peer, and a step of a large model, at whose
@@ -133,13 +134,11 @@ def due(state: DetectorState, now: datetime) -> list[IncidentObserved]:
 
 
 def _event(watch: IncidentWatch, now: datetime) -> IncidentObserved:
-    return IncidentObserved(
+    return filled(
+        IncidentObserved,
+        watch,
         event_id=derived_id(watch.incident, SERVICE, "observed"),
         occurred_at=now,
-        incident=watch.incident,
-        task=watch.task,
-        observations=watch.observations,
-        omitted=watch.omitted,
         root_cause=root_cause(watch.observations),
     )
 
@@ -172,16 +171,7 @@ def _is_repeat(one: Observation, other: Observation) -> bool:
 def _of_error(error: ErrorDetected) -> Observation:
     detail = error.evidence.get("detail") or error.evidence.get("reason") or error.evidence.get("last_output") or ""
     name = error.evidence.get("error") or error.evidence.get("exit") or error.kind.value
-    return Observation(
-        method=error.method,
-        kind=error.kind,
-        node=error.node,
-        worker=error.worker,
-        rank=error.rank,
-        error=str(name),
-        detail=_cut(last_line(str(detail))),
-        at=error.occurred_at,
-    )
+    return filled(Observation, error, error=str(name), detail=_cut(last_line(str(detail))), at=error.occurred_at)
 
 
 def _cut(detail: str) -> str:
@@ -192,16 +182,7 @@ def _cut(detail: str) -> str:
 def _of_fault(fault: Fault) -> Observation:
     method = Method.PROCESS_SUPERVISION if "exit" in fault.evidence else Method.EXCEPTION
     detail = str(fault.evidence.get("detail") or last_line(fault.traceback))
-    return Observation(
-        method=method,
-        kind=fault.kind,
-        node=fault.node,
-        worker=fault.worker,
-        rank=fault.rank,
-        error=fault.error,
-        detail=_cut(detail),
-        at=fault.occurred_at,
-    )
+    return filled(Observation, fault, method=method, detail=_cut(detail), at=fault.occurred_at)
 
 
 def _broken_sockets(raised: RankRaised) -> Fault:
@@ -210,10 +191,6 @@ def _broken_sockets(raised: RankRaised) -> Fault:
         kind=ErrorKind.CONNECTION,
         error=raised.error,
         occurred_at=raised.occurred_at,
-        generation=raised.generation,
-        step=raised.step,
-        worker=raised.worker,
-        node=raised.node,
-        rank=raised.rank,
+        **where(raised),
         evidence={"detail": raised.detail},
     )

@@ -21,7 +21,7 @@ CLEAN_INTERVAL_S = 1.0
 
 LEFTOVER_S = 5.0
 """How long heartbeats must report such a process before its end is requested. A release takes milliseconds, and a rank
-that has finished its task has 5 s to leave (``services.agent.ranks.ending_processes.FINISH_GRACE_S``)."""
+that has finished its task has 5 s to leave (``services.agent.ranks.fork_server.FINISH_GRACE_S``)."""
 
 
 @dataclass(frozen=True, slots=True)

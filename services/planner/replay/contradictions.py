@@ -11,22 +11,9 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
 from services.planner.state.cluster import State, node_of
+from shared.events import union as events
 from shared.events.base import TaskEvent
-from shared.events.union import (
-    ErrorDetected,
-    Event,
-    EventBase,
-    NodeEvent,
-    NodeJoined,
-    PlanDecided,
-    Recorded,
-    StateMoved,
-    TaskFailed,
-    TaskFinished,
-    TaskProgressed,
-    TaskStopped,
-    TaskSubmitted,
-)
+from shared.events.union import Event, EventBase, Recorded
 from shared.model import Model
 
 
@@ -56,15 +43,15 @@ class Contradictions:
         if isinstance(event, TaskEvent):
             found += self._task(state, event)
         match event:
-            case TaskProgressed():
+            case events.TaskProgressed():
                 found += self._progressed(event)
-            case TaskFinished() | TaskFailed() | TaskStopped():
+            case events.TaskFinished() | events.TaskFailed() | events.TaskStopped():
                 found += self._ended(state, event)
-            case NodeEvent():
+            case events.NodeEvent():
                 found += self._node(state, event)
-            case ErrorDetected():
+            case events.ErrorDetected():
                 found += self._error(event)
-            case StateMoved():
+            case events.StateMoved():
                 found += self._moved(state, event)
             case _:
                 pass
@@ -72,7 +59,7 @@ class Contradictions:
 
     def _task(self, state: State, event: TaskEvent) -> Iterator[str]:
         task = state.find(event.task)
-        if isinstance(event, TaskSubmitted):
+        if isinstance(event, events.TaskSubmitted):
             if task is not None and task.life != "ended":
                 yield f"task {event.task} is submitted again before it has ended"
             self._ends.pop(event.task, None)
@@ -87,13 +74,15 @@ class Contradictions:
         if step > task.spec.steps:
             yield f"step {step} of task {event.task}, which has {task.spec.steps}"
 
-    def _progressed(self, event: TaskProgressed) -> Iterator[str]:
+    def _progressed(self, event: events.TaskProgressed) -> Iterator[str]:
         generation, step = self._steps.get(event.task, (0, 0))
         if event.generation == generation and event.step < step:
             yield f"task {event.task} is at step {event.step} of generation {generation}, after step {step} of it"
         self._steps[event.task] = event.generation, event.step
 
-    def _ended(self, state: State, event: TaskFinished | TaskFailed | TaskStopped) -> Iterator[str]:
+    def _ended(
+        self, state: State, event: events.TaskFinished | events.TaskFailed | events.TaskStopped
+    ) -> Iterator[str]:
         task = state.find(event.task)
         if task is None or (task.life == "active" and task.change is not None and task.change.action == "pause"):
             return  # a pause is reported with the same event as a stop
@@ -101,11 +90,11 @@ class Contradictions:
             yield f"task {event.task} ends twice"
         self._ends[event.task] = type(event)
 
-    def _node(self, state: State, event: NodeEvent) -> Iterator[str]:
-        if event.node not in state.nodes and not isinstance(event, NodeJoined):
+    def _node(self, state: State, event: events.NodeEvent) -> Iterator[str]:
+        if event.node not in state.nodes and not isinstance(event, events.NodeJoined):
             yield from self._never(f"node {event.node} has never joined")
 
-    def _error(self, event: ErrorDetected) -> Iterator[str]:
+    def _error(self, event: events.ErrorDetected) -> Iterator[str]:
         if event.detected_at < event.occurred_at:
             yield "the fault was detected before it occurred"
         if event.node is not None and event.worker is not None and node_of(event.worker) != event.node:
@@ -119,7 +108,7 @@ class Contradictions:
         self._open.add(event.incident)
         self._incidents[event.event_id] = event.incident
 
-    def _moved(self, state: State, event: StateMoved) -> Iterator[str]:
+    def _moved(self, state: State, event: events.StateMoved) -> Iterator[str]:
         if event.started_at > event.occurred_at:
             yield "the phase ended before it started"
         number = event.plan[1:]
@@ -171,7 +160,7 @@ def differences(cause: Recorded, recorded: Sequence[Recorded], decided: Sequence
 
 def plan_name(event: Event | None) -> str:
     """Return the name of a plan; empty for other events."""
-    return event.plan if isinstance(event, PlanDecided) else ""
+    return event.plan if isinstance(event, events.PlanDecided) else ""
 
 
 def _difference(there: str, here: str) -> str:

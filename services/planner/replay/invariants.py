@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import isclose
 
-from services.planner.problem.reconfigure import Solve
+from services.planner.problem.problem import Solve
 from services.planner.state.cluster import State, Task, node_of
 from shared.errors import InvalidInput
 from shared.events.plans import Problem, Response, Solution, Stage, TaskChange, Trigger

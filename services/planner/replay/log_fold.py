@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from services.planner.decide import decide
 from services.planner.evolve import evolve
-from services.planner.problem.reconfigure import Solve
+from services.planner.problem.problem import Solve
 from services.planner.state.cluster import State
 from shared.errors import UnknownPolicy
 from shared.events.plans import Problem, Solution

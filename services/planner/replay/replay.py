@@ -28,16 +28,16 @@ from typing import NamedTuple, Self
 
 from services.planner.decide import DECIDER
 from services.planner.replay import verification_jobs
+from services.planner.replay.contradictions import Mismatch as Mismatch
 from services.planner.replay.log_fold import NO_POLICIES, Fold, Policies
 from services.planner.replay.segments import SegmentsSource
 from services.planner.replay.sources import AnsweredRows, LogSource, RecordsSource, Source, WatchedSource
-from services.planner.replay.verification import Mismatch as Mismatch
 from services.planner.replay.verification import Report as Report
 from services.planner.state.cluster import State
 from shared.errors import Archived, NotFound
 from shared.events.union import Recorded
 from shared.log.anchors import Anchor, Defect
-from shared.log.chain import FIRST_HASH
+from shared.log.base import FIRST_HASH
 from shared.log.log import EventLog
 from shared.log.scan import Scan
 from shared.log.unreadable import Skipped

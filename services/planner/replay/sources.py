@@ -15,8 +15,7 @@ from services.planner.replay.invariants import may_be_answered
 from shared.errors import Corrupt
 from shared.events.union import PlanDecided, Recorded, TaskStopped, derived_id
 from shared.log.anchors import Defect
-from shared.log.base import START, Base
-from shared.log.chain import FIRST_HASH
+from shared.log.base import FIRST_HASH, START, Base
 from shared.log.log import EventLog
 from shared.log.scan import Row, Scan
 from shared.log.schema import StoredRow

@@ -22,7 +22,7 @@ from services.planner.throughput.tables import table_problems
 from shared.errors import Corrupt
 from shared.events.union import Event, PlanDecided, Recorded, StateMoved
 from shared.log.anchors import Anchor, AnchorCheck, Defect
-from shared.log.chain import FIRST_HASH
+from shared.log.base import FIRST_HASH
 from shared.log.scan import Row, Scan
 from shared.model import Model
 

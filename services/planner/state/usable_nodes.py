@@ -12,10 +12,9 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from services.planner.state.cluster import Node, node_of
-from services.planner.state.object_keys import ObjectKey
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -23,6 +22,25 @@ _MICROSECOND = timedelta(microseconds=1)
 _MOST = 16
 """Number of sets of nodes that are remembered: the present one, and those of questions. A set of the workers of 2,048
 nodes has about a megabyte."""
+
+
+Value_co = TypeVar("Value_co", covariant=True)
+
+
+class ObjectKey(Generic[Value_co]):
+    """A value as a key: equal to the same object alone. The key keeps the value alive, so its id is no other's."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Value_co) -> None:
+        """Take the value, which nobody changes."""
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectKey) and self.value is other.value
 
 
 class UsableNodes(NamedTuple):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from services.planner.state.cluster import DEFAULT_HARDWARE, HardwareLayout, State, Task
-from services.planner.state.object_keys import ObjectKey
 from services.planner.state.pools import present_kind
+from services.planner.state.usable_nodes import ObjectKey
 from shared.planning.performance import Hardware, Pins, measured, names, profile
 from shared.planning.performance.calibration import stack
 from shared.planning.performance.gpt import Shape
