@@ -34,7 +34,7 @@ class SteadyClock:
     def adopt(self, at: datetime) -> float:
         """Take ``at`` for the present time if it differs by more than ``TOLERANCE_S``; return by how much, in seconds.
 
-        For a process that starts (``shared.messages.common_time``), before it has used this clock.
+        A process that starts calls this (``shared.messages.common_time``), before it has used this clock.
         """
         difference = at - self.now()
         if abs(difference.total_seconds()) <= TOLERANCE_S:

@@ -38,7 +38,7 @@ from typing import Any, ClassVar
 
 
 class UnicronError(Exception):
-    """Base of all exceptions that the project raises for a condition that it knows.
+    """Base of all exceptions that the project raises for known conditions.
 
     ``detail``: a sentence for people. ``extra``: further members of the problem document.
     """
@@ -76,7 +76,7 @@ class InvalidInput(UnicronError):
 
 
 class Undecodable(InvalidInput):
-    """A message that this program cannot read. ``kind``, ``node``, ``command_id``: as it says, if it does."""
+    """A message that this program cannot read. ``kind``, ``node``, ``command_id``: as the message says, if it does."""
 
     code = "undecodable"
 
@@ -92,7 +92,7 @@ class UnreachableAddress(InvalidInput):
 
 
 class NoDevice(InvalidInput):
-    """Workers were to have devices that are not there, or some of a node's workers and not all of them."""
+    """Workers were to have devices that are not there, or only some of a node's workers have a device."""
 
     code = "no-device"
 
@@ -206,7 +206,7 @@ class TimeLimit(Unavailable):
 
 
 class NoReceiver(Unavailable):
-    """Nobody has subscribed to the subject of a request: whoever did has ended, or is cut off from the bus."""
+    """Nobody has subscribed to the subject of a request: the subscriber has ended, or is cut off from the bus."""
 
 
 class InvalidReply(Unavailable):
@@ -214,7 +214,10 @@ class InvalidReply(Unavailable):
 
 
 class AccessDenied(Unavailable):
-    """The database or the bus refuses: a wrong password or token, no such database. Who starts does not wait for it."""
+    """The database or the bus refuses: a wrong password or token, no such database.
+
+    A process that starts does not wait for it.
+    """
 
     code = "access-denied"
 

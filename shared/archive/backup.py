@@ -1,7 +1,7 @@
 """Backups: a folder of segments with the whole log, up to its last event at that moment.
 
 A backup has the format of an archive (``segments``), so that ``unicron replay`` reads it, one format serves both
-databases, and a second backup to the same folder writes only what the first one has not. It is taken in one read
+databases, and a second backup to the same folder writes only what the first one has not. A backup is taken in one read
 transaction, which keeps no writer waiting: the rows of a log never change, so a consistent copy is a prefix of it.
 ``restoration`` makes a log of it again.
 """
@@ -34,26 +34,29 @@ class Backup(NamedTuple):
 
 
 def back_up(log: EventLog, folder: Path, ending: str = ENDINGS[1], watch: Watch = unwatched) -> Backup:
-    """Write what a log has and a folder has not as one more segment. The log may be in use, and stays as it is.
+    """Write the events that a log has and a folder lacks as one more segment.
+
+    The log may be in use, and stays as it is.
 
     If the log was cut over, what is archived goes into the folder too.
 
     Args:
         log: the log; every row of its table is checked as it is read.
-        folder: of the backup; is made if there is none. The folder may be the one to which the log is archived.
-        ending: of the file: ``.jsonl`` or ``.jsonl.gz``.
+        folder: the backup's folder, which is made if there is none. The folder may be the one to which the log is
+            archived.
+        ending: the file's ending: ``.jsonl`` or ``.jsonl.gz``.
         watch: wraps the rows as they are read.
 
     Raises:
         NotFound: the log has no event.
-        Corrupt: a row is wrong, or the folder has the backup of another log, or of what is no longer in this one.
+        Corrupt: a row is wrong, or the folder has the backup of another log, or of events that this log no longer has.
         Conflict: another program writes to the folder.
         Archived: the log was cut over, and a segment is not there.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         last = last_segment(folder)
-        # What the folder has of an archived part is not read again.
+        # Events of an archived part that the folder has are not read again.
         base = log.base if last is not None and last.last_position >= log.base.position else START
         with closing(_rows(log, from_start=base is START)) as stored:
             added = add_segment(folder, base, watch(stored), None, ending)

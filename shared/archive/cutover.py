@@ -5,7 +5,8 @@
 
 Nothing is deleted. A new table with the same columns, triggers and constraints gets the base and the rows behind it, is
 read back, and takes the place of the old one in one step: on SQLite the rename of a file, on PostgreSQL a transaction.
-Whoever is killed before leaves the old log, and after it the new one; the same call made again finishes.
+A program that is killed before that step leaves the old log, and one that is killed after it the new log; the same call
+made again finishes.
 
 No other program may have the log open: SQLite's exclusive lock on the file, PostgreSQL's list of connections say so.
 """
@@ -34,14 +35,14 @@ from shared.log.schema import COLUMNS, Database, StoredRow, create_log, postgres
 from shared.machine.durable_files import sync_folder
 
 SOLE_S = 2.0
-"""How long another program that has the log open is waited for: a program that only looks at it is done sooner, a
+"""How long to wait for another program that has the log open: a program that only looks at the log is done sooner, a
 service has it open all the time."""
 
 _POLL_S = 0.05
 """Pause between two looks at the list of connections."""
 
 _LOCK_TIMED_OUT = "55P03"
-"""PostgreSQL's code for a lock that was not to be had in ``lock_timeout``."""
+"""PostgreSQL's code for a lock that was not free within ``lock_timeout``."""
 
 _DIGITS = 12
 """Digits of a position in a file's name, as of segments."""
@@ -57,13 +58,13 @@ def cut(url: str, base: Base) -> str:
     """Let the log begin behind a base; return the file or table that was set aside, empty if it begins there already.
 
     Args:
-        url: of the log.
-        base: the place in it behind which it is to begin; all up to there is archived.
+        url: the log's URL.
+        base: the place behind which the log is to begin; all up to there is archived.
 
     Raises:
         Conflict: another program has the log open, or what is set aside would replace something.
         Corrupt: the log does not have the base, or a row behind it is wrong; nothing was changed.
-        NotFound, AccessDenied, Unavailable: of the database.
+        NotFound, AccessDenied, Unavailable: the database has no log, refuses, or does not answer.
     """
     with closing(Database(url, read_only=True)) as database:
         if database.base.position == base.position and database.base.hash == base.hash:
@@ -71,7 +72,7 @@ def cut(url: str, base: Base) -> str:
         if base.position <= database.base.position:
             raise Conflict(f"the log begins behind position {database.base.position} already")
     path = sqlite_path(url)
-    # Links are followed: it is the file that is set aside, and the new one lies where it lay.
+    # Links are followed: the file itself is set aside, and the new file lies where the old one lay.
     return _cut_file(path.resolve(), base) if path is not None else _cut_table(url, base)
 
 
@@ -156,7 +157,7 @@ def set_aside(path: Path, kept: Path) -> None:
     """
     for other in path.parent.iterdir():
         if other.name != path.name and _SET_ASIDE.fullmatch(other.name) and other.samefile(path):
-            other.unlink()  # of a cut-over that was killed here; the log may have more rows now
+            other.unlink()  # left by a cut-over that was killed here; the log may have more rows now
     try:
         kept.hardlink_to(path)
     except FileExistsError as err:
@@ -206,7 +207,7 @@ def _cut_table(url: str, base: Base) -> str:
 
 
 def _lock_table(connection: Connection) -> None:
-    """Take the lock for which whoever opens the log waits; refuse while it is open elsewhere.
+    """Take the lock for which every program that opens the log waits; refuse while the log is open elsewhere.
 
     Raises:
         Conflict: another connection of the log's role has the database open.
@@ -219,7 +220,7 @@ def _lock_table(connection: Connection) -> None:
             raise
         raise Conflict("another program uses the log: stop all services, and cut the log then") from err
     deadline_s = time.monotonic() + SOLE_S
-    while others := _others(connection):  # one that was closed is there for a moment
+    while others := _others(connection):  # a connection that was closed is there for a moment
         if time.monotonic() > deadline_s:
             what = f"{others} other connections of this role have the database open"
             raise Conflict(f"{what}: stop all services, and cut the log then")

@@ -1,8 +1,8 @@
 """Restoration: a log of the segments in a folder, which ``backup`` or ``archive`` has written, in an empty database.
 
 The new log begins at position 1, whether or not the old one was cut over. All is checked before the database is
-touched; one transaction has all rows, and they are read back before its commit. So there is the whole log afterwards,
-or an empty one.
+touched; one transaction has all rows, and they are read back before its commit. So the database has the whole log
+afterwards, or an empty one.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def restore(folder: Path, url: str, at: int | None = None, watch: Watch = unwatc
     """Make a log of segments, and return its last place.
 
     Args:
-        folder: of the segments, from position 1 on.
-        url: of a database without a log, or with one that has no event.
-        at: position of the last event that is restored; None: of all.
+        folder: the folder of the segments, which begin at position 1.
+        url: the URL of a database without a log, or with a log without an event.
+        at: position of the last event that is restored; None: all are restored.
         watch: wraps the rows as they are written.
 
     Raises:

@@ -1,8 +1,8 @@
 """Signed heads: for each day, the hash of its last event, with a signature that takes a key.
 
-A file of one JSON object a line. Who has the key and a copy of the file can show that a log is the one that was there,
-up to the last signed day (``anchors``). The signature is HMAC-SHA256 (RFC 2104), so the key both signs and verifies:
-it must not be where the log's database is.
+A file of one JSON object a line. With the key and a copy of the file one can show that a log is the one that was there,
+up to the last signed day (``anchors``). The signature is HMAC-SHA256 (RFC 2104), so the key both signs and verifies: it
+must not be where the log's database is.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SignedHead(Model):
         return self.model_copy(update={"signature": self._signature(key)})
 
     def is_genuine(self, key: bytes) -> bool:
-        """Return whether who signed the head had the key."""
+        """Return whether the holder of the key signed the head."""
         return hmac.compare_digest(self.signature.encode(), self._signature(key).encode())
 
     def _signature(self, key: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Writing segments: what a log has and a folder of segments has not becomes one more segment.
+"""Writing segments: the events that a log has and a folder of segments lacks become one more segment.
 
 A segment counts as written once its manifest is there. The manifest is renamed into place last: after the rows have
 been synced to the disk, read back and compared. ``segments`` has the format, and reads.
@@ -50,9 +50,9 @@ def archive(
 
     Args:
         log: the log. All rows of its table up to the end of the segment are checked as they are read.
-        folder: of the segments; is made if there is none.
-        before: the first position that stays out, or the time from which on what was recorded does.
-        ending: of the file: ``.jsonl`` or ``.jsonl.gz``.
+        folder: the folder of the segments, which is made if there is none.
+        before: the first position that stays out, or the time from which on recorded events stay out.
+        ending: the file's ending: ``.jsonl`` or ``.jsonl.gz``.
         watch: wraps the rows as they are read.
 
     Returns:
@@ -76,8 +76,8 @@ def add_segment(
     """Write those of a log's rows that a folder has not as one more segment; the folder is locked.
 
     Args:
-        folder: of the segments.
-        base: behind which the rows begin.
+        folder: the folder of the segments.
+        base: the place behind which the rows begin.
         stored: the rows of the log from there on.
         before: as of ``archive``; None: all rows are written.
         ending: as of ``archive``.

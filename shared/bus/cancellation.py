@@ -80,9 +80,9 @@ async def completed(work: Coroutine[Any, Any, None]) -> None:
 async def end(task: asyncio.Task[Any]) -> None:
     """Cancel a task repeatedly until it is done. The task's exception, if any, is not raised here.
 
-    Not for a task that cleans up with ``await``: further cancellations would interrupt the cleaning. The pauses between
-    cancellations grow, so that they cannot stay in phase with a loop in the task that swallows a cancellation each
-    time.
+    It must not be used for a task that cleans up with ``await``, since further cancellations would interrupt the
+    cleaning. The pauses between cancellations grow, so that they cannot stay in phase with a loop in the task that
+    swallows a cancellation each time.
     """
     pause_s = 0.0
     while not task.done():

@@ -47,15 +47,15 @@ link was cut stays as it is, and TCP repeats its segments at intervals that doub
 later. The limit is above what 5% loss and a delay of 0.2 s cause."""
 
 PENDING_MESSAGES = 65_536
-"""Messages of one subscription that may wait for their handler; nats-py drops further ones and reports a slow
+"""Most messages of one subscription that may wait for their handler; nats-py drops further ones and reports a slow
 consumer."""
 
 PENDING_BYTES = 64 << 20
-"""The limit of what waits, in bytes."""
+"""Most bytes of one subscription that may wait."""
 
 JETSTREAM_TIMEOUT_S = 2.0
 """Time-out of a JetStream request. A request that takes longer (an fsync on a very busy disk) is repeated, which has no
-further effect; a request that is lost in a restart of the server waits this long."""
+further effect; a request that is lost in a restart of the server waits as long."""
 
 
 class Bus:
@@ -65,7 +65,7 @@ class Bus:
         self._client = client
         self._name = name
         self.prefix = prefix
-        """What the subjects of replies to this process begin with."""
+        """The beginning of the subjects of replies to this process."""
         self.dropped = DroppedMessages({})
         """Counts the messages that are not readable, and the requests that ask for a reply where no inbox is."""
         self._trouble = ""
@@ -84,12 +84,12 @@ class Bus:
         """Connect.
 
         Args:
-            url: of the server, or of several, separated by commas: the first that answers, in random order. When the
-                connection breaks, the next one that answers. With ``tls://``, TLS begins before the first byte of
-                NATS's protocol, so that nobody on the way can have it left out.
+            url: the URL of the server, or of several servers, separated by commas. The first that answers, in random
+                order, is used; when the connection breaks, the next one that answers. With ``tls://``, TLS begins
+                before the first byte of NATS's protocol, so that nobody on the way can leave TLS out.
             credential: who this process is.
             name: appears in the server's monitoring.
-            timeout_s: how long a server that does not answer is waited for; None: ``CONNECT_TIMEOUT_S``.
+            timeout_s: how long to wait for a server that does not answer; None: ``CONNECT_TIMEOUT_S``.
 
         Raises:
             Unavailable: no server answers.
@@ -220,7 +220,10 @@ class Bus:
         await self._closed.wait()
 
     async def publish(self, endpoint: Endpoint[Request, None], message: Request, *parts: str) -> None:
-        """Send a message to all who subscribe to an endpoint; ``parts``: of the subject. Otherwise as ``send``."""
+        """Send a message to all who subscribe to an endpoint; ``parts``: the parts of the subject.
+
+        See also ``send``.
+        """
         await self.send(endpoint.at(*parts), endpoint.request.encode(message))
 
     async def subscribe(
@@ -229,8 +232,8 @@ class Bus:
         """Call ``handle`` for each message to an endpoint, one at a time, in order.
 
         Exceptions of ``handle`` are logged with their traceback; the next message is handled all the same. A message
-        that is not readable is counted and logged in ``dropped``. ``parts``: of the subject; those that are left out
-        may be any.
+        that is not readable is counted and logged in ``dropped``. ``parts``: the parts of the subject; parts that are
+        left out may be any.
         """
         await self.listen(endpoint.at(*parts), endpoint.receiver(handle, lambda _: None, self.dropped))
 
@@ -268,7 +271,7 @@ class Bus:
         """Reply to the requests to an endpoint with the return value of ``handle``; they are handled concurrently.
 
         A request that is not readable is counted and logged in ``dropped``, and its reply is what ``refuse`` returns;
-        None: all can be read (``NOTHING``). ``parts``: as of ``subscribe``. Otherwise as ``answer``.
+        None: all can be read (``NOTHING``). ``parts``: as for ``subscribe``. See also ``answer``.
         """
         await self.answer(endpoint.at(*parts), endpoint.receiver(handle, refuse, self.dropped))
 
@@ -326,7 +329,7 @@ class Bus:
 
         Exceptions of ``handle`` are logged with their traceback; the requester gets no reply. For ``Unavailable``,
         there is no traceback. A reply goes to an inbox and nowhere else: it is sent with the rights of this process,
-        and whoever asks may have none for the subject that it names.
+        and the requester may have none for the subject that the request names.
         """
 
         async def answer(message: Msg) -> None:
@@ -337,7 +340,7 @@ class Bus:
                 reply = await handle(message.subject, message.data)
                 if message.reply:
                     await message.respond(reply)
-            except Unavailable as err:  # an outage, which is logged where it is noticed; who asked asks again
+            except Unavailable as err:  # an outage, which is logged where it is noticed; the requester asks again
                 logger.debug("bus: no answer to a request on %s: %s", message.subject, err.detail)
             except Exception:
                 logger.exception("bus: answering a request on %s failed", message.subject)
@@ -393,7 +396,7 @@ class Bus:
             except OSError:
                 pass  # the flush of pending messages met a lost connection; no message is pending now
             except cancellation.Foreign:
-                pass  # it waited for the end of the connection, like an attempt to reconnect that was cancelled
+                pass  # close() waited for the end of the connection, like an attempt to reconnect that was cancelled
             # The client stopped half-way in a status in which close() has no effect. There is nothing left to wait for.
             self._end_connection()
             self._client._transport, self._client._status = None, Client.DISCONNECTED

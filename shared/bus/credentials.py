@@ -32,8 +32,8 @@ PUBLIC_KEY = r"^U[A-Z2-7]{55}$"
 class Credential(Model):
     """What the file has.
 
-    ``seed``: of the private key. ``servers``: URLs of NATS, used where ``UNICRON_NATS_URL`` is not set; ``ca``:
-    certificates (PEM) of those who vouch for these servers; empty: the system's.
+    ``seed``: the seed of the private key. ``servers``: URLs of NATS, used where ``UNICRON_NATS_URL`` is not set;
+    ``ca``: certificates (PEM) of those who vouch for these servers; empty: the system's.
     """
 
     identity: Identity
@@ -46,7 +46,7 @@ class Credential(Model):
         """The public key, by which the server knows the identity.
 
         Raises:
-            InvalidInput: the seed is none: its checksum is wrong.
+            InvalidInput: the checksum of the seed is wrong.
         """
         try:
             key: str = nkeys.from_seed(bytearray(self.seed.encode())).public_key.decode()
@@ -65,7 +65,7 @@ def read(path: Path) -> Credential:
     """Return the credential in a file.
 
     Raises:
-        InvalidInput: it cannot be read, or is no credential; the message does not repeat what is in it.
+        InvalidInput: the file cannot be read, or is no credential; the message does not repeat what is in it.
     """
     try:
         return _parse(path.read_bytes(), str(path))
@@ -76,8 +76,8 @@ def read(path: Path) -> Credential:
 def read_descriptor(descriptor: int) -> Credential:
     """Return the credential in an open file, which no child of this process gets from now on.
 
-    Reads from the beginning wherever the descriptor stands, so it can be done again, also by another process that has
-    the same descriptor.
+    The file is read from its beginning wherever the descriptor stands, so it can be read again, also by another process
+    with the same descriptor.
 
     Raises:
         InvalidInput: it cannot be read, or is no credential; as ``read``.

@@ -22,10 +22,10 @@ SIGNALS_REFUSED = "signals_refused"
 """Name of an agent's counter of signals that the detector could not read, or that are too large for the bus."""
 
 REASONS = (COUNTER, WRONG_SENDER, SIGNALS_REFUSED)
-"""All of these counters: why messages were dropped."""
+"""All of these counters, which say why messages were dropped."""
 
 MAX_LINES = 256
-"""Sources and kinds that are told apart, so that a sender with random names fills neither memory nor log."""
+"""Most sources and kinds that are told apart, so that a sender with random names fills neither memory nor log."""
 
 
 class WrongSender(Undecodable):

@@ -74,12 +74,12 @@ class Endpoint(Generic[Request, Reply]):
     """A place on the bus to which requests are sent, or messages published.
 
     Args:
-        subject: with ``*`` for each part that an instance has of its own, such as the node's name.
+        subject: the subject, with ``*`` for each part that differs between instances, such as the node's name.
         request: the class of the requests, or how they are written.
-        reply: the same of the replies; ``NOTHING`` if there are none.
+        reply: the same for the replies; ``NOTHING`` if there are none.
         by: the services that may send to it; ``node``: the agents.
         to: who listens.
-        timeout_s: how long a reply is waited for, unless the caller says otherwise.
+        timeout_s: how long to wait for a reply, unless the caller says otherwise.
         names_sender: whether the subject ends with the node that sends, and the message has to name the same one.
     """
 
@@ -107,7 +107,7 @@ class Endpoint(Generic[Request, Reply]):
         return subject
 
     def source(self, subject: str) -> str:
-        """Return what a message is noted under that is not readable: its sender, where the subject names it."""
+        """Return the name under which an unreadable message is noted: its sender's, if the subject names that."""
         return subject.rpartition(".")[2] if self._names_sender else subject
 
     def read(self, subject: str, data: bytes) -> Request:
@@ -133,7 +133,7 @@ class Endpoint(Generic[Request, Reply]):
 
         Args:
             handle: returns the reply to a request.
-            refuse: returns the reply to a message that is not readable; None: any is.
+            refuse: returns the reply to a message that is not readable; None: every message is readable.
             dropped: counts and logs those messages.
         """
 

@@ -15,10 +15,10 @@ SERVICES = ("detector", "planner", "transition", "api")
 """The identities of services."""
 
 NODE = "node"
-"""What the identities of nodes begin with: ``node/<name>``."""
+"""The beginning of the identities of nodes: ``node/<name>``."""
 
 INBOX = "_INBOX"
-"""What the subjects of replies begin with: NATS's own word, which its tools expect."""
+"""The beginning of the subjects of replies: NATS's own word, which its tools expect."""
 
 Identity = Annotated[str, Field(pattern=rf"^({NODE}/)?{LABEL}$")]
 """The name of a service, or ``node/<name>``."""
@@ -36,5 +36,5 @@ def node_of(identity: str) -> str | None:
 
 
 def inbox_prefix(identity: str) -> str:
-    """Return what the subjects of the replies to an identity begin with. Nobody else may subscribe to them."""
+    """Return the beginning of the subjects of the replies to an identity. Nobody else may subscribe to them."""
     return f"{INBOX}.{identity.replace('/', '.')}"

@@ -40,13 +40,14 @@ REASON_CHARACTERS = 500
 """Longest reason in words: a line of a log."""
 
 _SHOWN_CHARACTERS = 60
-"""How much of a value from an undecodable message is shown."""
+"""Most characters of a value from an undecodable message that are shown."""
 
 _ERRORS_SHOWN = 3
-"""Defects of one message that its reason names."""
+"""Most defects of one message that its reason names."""
 
 _EARLIEST, _LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
-"""A machine without a clock of its own starts in 1970. Near the year 9999 a conversion to UTC overflows."""
+"""Earliest and latest time in a message. A machine without a clock of its own starts in 1970. Near the year 9999 a
+conversion to UTC overflows."""
 
 T = TypeVar("T")
 
@@ -95,11 +96,11 @@ def decode(adapter: TypeAdapter[T], data: bytes) -> T:
     """Return the message in ``data``. Fields that the message's class does not have are ignored.
 
     Args:
-        adapter: of the message's class, or of a union of such classes.
+        adapter: pydantic's adapter of the message's class, or of a union of such classes.
         data: the message as JSON.
 
     Raises:
-        Undecodable: not JSON, not such a message, or of a version that is not readable.
+        Undecodable: the data is not JSON, not such a message, or has a version that is not readable.
     """
     try:
         return adapter.validate_json(data, extra="ignore")
@@ -113,7 +114,7 @@ def shown(value: object) -> str:
         return f"({type(value).__name__})"
     try:
         text = repr(value)
-    except ValueError:  # an integer of more digits than Python converts
+    except ValueError:  # the integer has more digits than Python converts
         return "(int)"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
@@ -146,7 +147,7 @@ def _problem(item: Any) -> str:
     # A part may be the key of a mapping, which the sender has chosen.
     field = ".".join(_text(part) or shown(part) for part in item["loc"])
     given = "" if isinstance(item["input"], dict | list) else f" (given: {shown(item['input'])})"
-    # pydantic quotes the kind of a message that it does not know as it is.
+    # pydantic quotes the unknown kind of a message as it is.
     return f"{field + ': ' if field else ''}{_one_line(item['msg'])}{given}"
 
 

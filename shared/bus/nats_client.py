@@ -1,4 +1,7 @@
-"""The client of NATS that the bus uses: nats-py's, with three defects mended; how servers are verified and refuse."""
+"""The client of NATS that the bus uses: nats-py's, with three defects mended.
+
+Also how it verifies servers, and which of their errors are refusals.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ _REFUSALS = ("authorization violation", "user authentication", "account authenti
 
 
 class _RandomNames(NUID):
-    """Names of inboxes and requests that nobody guesses; in place of nats-py's, which count.
+    """Names of inboxes and requests that nobody can guess, in place of those of nats-py, which are counted up.
 
     Every node may publish to the inboxes of services. A node that knew the names of other requests could answer them.
     """
@@ -65,7 +68,7 @@ class NatsClient(Client):
 
     async def _process_err(self, err_msg: str) -> None:
         if "permissions violation" in err_msg.lower():
-            return await super()._process_err(err_msg)  # of one message; the connection stays
+            return await super()._process_err(err_msg)  # an error of one message; the connection stays
         error = nats.errors.Error(f"nats: {err_msg}")
         await self._error_cb(error)
         await self._process_op_err(error)

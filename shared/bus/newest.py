@@ -24,7 +24,7 @@ class Newest(Generic[Request]):
     """Keeps what has come and was not read. ``replaced``: how many were never read, since a newer one had come.
 
     Args:
-        endpoint: of the messages, whose subjects name their senders.
+        endpoint: the endpoint of the messages, whose subjects name their senders.
         dropped: counts and logs what is not readable.
         clock: gives the times at which messages come.
     """
@@ -36,21 +36,21 @@ class Newest(Generic[Request]):
         self.replaced = 0
 
     async def put(self, subject: str, data: bytes) -> None:
-        """Take a message without decoding it, so that this takes no longer than to read it from the connection."""
+        """Take a message without decoding it, so that this takes no longer than reading it from the connection."""
         self.replaced += subject in self._waiting
         self._waiting[subject] = (data, self._clock())
         self._came.set()
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait until something waits to be read, at most so long."""
+        """Wait until a message waits to be read, at most so long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._came.wait()
 
     def take(self) -> Iterator[tuple[Request, datetime]]:
-        """Return what waits at this moment, each message with the time at which it came.
+        """Return the messages that wait at this moment, each with the time at which it came.
 
-        Each is read when it is asked for; what comes meanwhile waits for the next call.
+        Each is decoded when it is asked for; messages that come meanwhile wait for the next call.
         """
         waiting, self._waiting = self._waiting, {}
         self._came.clear()

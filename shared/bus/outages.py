@@ -30,13 +30,15 @@ from shared.errors import AccessDenied, Unavailable
 logger = logging.getLogger(__name__)
 
 LOG = "the log"
-"""What most waits are for; part of the text in the health."""
+"""The name of what most waits are for; part of the text in the health."""
 
 LOG_ROOM = "the log to take events"
-"""What an append waits for. A log on a full disk is readable all the time, and a read must not end this wait."""
+"""The name of what an append waits for. A log on a full disk is readable all the time, and a read must not end this
+wait."""
 
 FIRST_PAUSE_S = 0.1
-"""Pause after the first failure: a connection that was cut is there again at once. Each further pause doubles."""
+"""Pause after the first failure, since a connection that was cut is usually there again at once. Each further pause
+doubles."""
 
 LONGEST_PAUSE_S = 2.0
 """Longest pause: a service goes on at most this long after the part is back. An attempt costs one connection."""
@@ -71,7 +73,7 @@ class Outages:
 
         Args:
             what: the part of the control plane that it needs, in words.
-            attempt: safe to repeat after an attempt of which the effect is unknown.
+            attempt: the call, which is safe to repeat after an attempt with an unknown effect.
             limit_s: no attempt begins after this time; None: there is no limit.
             starting: the process starts, so ``AccessDenied`` is a mistake in its settings and is raised at once. Later
                 it is an outage like any other: during a fail-over a server may refuse whom it knows a moment later.
@@ -98,7 +100,7 @@ class Outages:
         try:
             result: T = await retrying(asyncio.to_thread, attempt)
         except BaseException:
-            self._forget(what)  # this call does not wait any more; another one that does notes it again
+            self._forget(what)  # this call no longer waits; another call that still does notes the wait again
             raise
         self._end(what)
         return result

@@ -54,8 +54,8 @@ def money(worker_s: float, price_per_worker_hour: float) -> float:
 def settle(claims: Iterable[Claim], allocated: Mapping[str, Sequence[Interval]] | None = None) -> list[Charge]:
     """Charge every second of every worker to the first claim on it, in the order of ``claims``.
 
-    For one worker the charges add up to the length of the union of its claims. Workers of a claim of which different
-    times were charged before have a charge each. A worker has none of which earlier claims have all of the time.
+    For one worker the charges add up to the length of the union of its claims. Workers of a claim get separate charges
+    if different times of them were charged before. A worker whose time earlier claims have completely gets none.
 
     Args:
         claims: the first come first.
@@ -69,7 +69,7 @@ def settle(claims: Iterable[Claim], allocated: Mapping[str, Sequence[Interval]] 
                 by_times[key] = _Group(outside(times))
             group = groups[worker] = by_times[key]
             group.count += 1
-    # How many workers are in no group yet is not known, so that no claim is taken to have all of them.
+    # It is not known how many workers are in no group yet, so no claim is taken to have all of them.
     others = _Group([] if allocated is None else [(-math.inf, math.inf)])
     grouped: dict[tuple[str, ...], list[tuple[_Group, tuple[str, ...]]]] = {}
     charges = []
@@ -79,7 +79,7 @@ def settle(claims: Iterable[Claim], allocated: Mapping[str, Sequence[Interval]] 
             grouped[claim.workers] = _grouped(claim.workers, groups, others)
         for group, workers in grouped[claim.workers]:
             if is_within(interval, group.taken):
-                continue  # as of most claims: an earlier one has all of the time
+                continue  # most claims: an earlier one has all of the time
             if len(workers) != group.count:
                 group.count -= len(workers)
                 group = _Group(list(group.taken), len(workers))

@@ -4,7 +4,7 @@ Seconds are charged one by one: who gets a second of a worker follows from the c
 order, which never changes. So what was settled stays right up to the earliest time at which any claim has changed
 (``plan_changed_from_s`` and the others), and a window needs only the views whose claims reach into it.
 
-Times are in seconds since the epoch; what has not come yet is infinitely late.
+Times are in seconds since the epoch; a time that has not come yet is infinite.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def _bounds(impact: Impact) -> tuple[float, ...]:
 def _end_s(impact: Impact) -> float:
     """Return when the last claim of an impact ends."""
     if impact.restored_at is None and impact.closed_at is None:
-        return math.inf  # its transition goes on
+        return math.inf  # the impact's transition goes on
     if (impact.restored_at or impact.resumed_at) and impact.until is None:
-        return math.inf  # its workers train
+        return math.inf  # the impact's workers train
     return max(bound for bound in (*_bounds(impact), impact.planned_at.timestamp()) if bound < math.inf)
 
 
@@ -65,7 +65,10 @@ def plan_times(plan: PlanView) -> tuple[float, float]:
 
 
 def span_times(span: SpanView) -> tuple[float, float]:
-    """Return from when, and up to when, a span has claims. Up to its incident's detection, those on its workers."""
+    """Return from when, and up to when, a span has claims.
+
+    Up to the detection of its incident, these are claims on its workers.
+    """
     detected_s = span.detected_at.timestamp() if span.detected_at is not None else -math.inf
     return span.start.timestamp(), max(_s(span.end), detected_s)
 
@@ -87,14 +90,14 @@ def plan_changed_from_s(before: PlanView | None, plan: PlanView) -> float:
 def span_changed_from_s(before: SpanView | None, span: SpanView) -> float:
     """Return the earliest time at which a span's claims are not what they were before; infinite if there is none."""
     if span.kind is SpanKind.PROGRESS:
-        return math.inf  # what it achieves is not settled
+        return math.inf  # what the span achieves is not settled
     if before is None:
         return span.start.timestamp()
     return _first_difference(span_times(before), span_times(span))
 
 
 def task_changed_from_s(before: TaskView | None, task: TaskView) -> float:
-    """Return the earliest time at which it is not settled any more whether a task could train: that of its end."""
+    """Return the earliest time from which it is no longer settled whether a task could train: that of its end."""
     if before is None or before.ended_at == task.ended_at or before.position != task.position:
         return math.inf
     return min(_s(before.ended_at), _s(task.ended_at))
@@ -103,7 +106,7 @@ def task_changed_from_s(before: TaskView | None, task: TaskView) -> float:
 def last_bound_s(
     plans: Iterable[PlanView], incidents: Iterable[IncidentView], spans: Iterable[SpanView], tasks: Iterable[TaskView]
 ) -> float:
-    """Return the latest time that has come at which a claim of these views begins or ends; -inf: there is none."""
+    """Return the latest time that has come at which a claim of these views begins or ends; -inf if there is none."""
     impacts = [impact for plan in plans for impact in plan.impacts.values()]
     # Times are compared as they are: to make a number of each takes longer than all else here.
     times = [

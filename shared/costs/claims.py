@@ -45,16 +45,16 @@ class Part(StrEnum):
     TRANSITION = "transition"
     RECOMPUTE = "recompute"
     LOST = "lost"
-    """Its node is away: lost or isolated."""
+    """The worker's node is away: lost or isolated."""
     SUB_HEALTHY = "sub-healthy"
-    """It is present, and without an open incident it would be used, or used better."""
+    """The worker is present, and without an open incident it would be used, or used better."""
     PLANNED = "planned"
     """A transition that no incident caused."""
     TRAINING = "training"
     UNSCHEDULED = "unscheduled"
-    """No task uses it: its node is closed, or no task could use more workers."""
+    """No task uses the worker: its node is closed, or no task could use more workers."""
     IDLE = "idle"
-    """No task uses it, and some task could use more workers."""
+    """No task uses the worker, and some task could use more workers."""
 
 
 FAILURE_PARTS = (Part.DETECTION, Part.TRANSITION, Part.RECOMPUTE, Part.LOST, Part.SUB_HEALTHY)
@@ -73,8 +73,8 @@ class Claim(NamedTuple):
     """The time of some workers from ``start_s`` to ``end_s`` (seconds since the epoch) goes to ``part``.
 
     ``workers``: each once. ``flop_per_worker_s``: weighted FLOP that such a second of one of them would have achieved.
-    ``cause``: the trigger of the plan, where no incident is the cause. A tuple, which is made in a third of the time of
-    a frozen dataclass: a second in which much happens has hundreds.
+    ``cause``: the trigger of the plan, where no incident is the cause. It is a tuple, which is made in a third of the
+    time of a frozen dataclass: a second in which much happens has hundreds.
     """
 
     workers: tuple[str, ...]
@@ -118,7 +118,7 @@ def recompute_start(impact: Impact) -> datetime | None:
 def _recompute(impact: Impact, incident: str, as_of: datetime) -> Iterator[Claim]:
     """Yield the claims on recomputed steps, up to the end of the training that they are part of.
 
-    Steps that a planned stop has cost belong to no incident, so their time is ``planned``.
+    Steps that a planned stop has cost belong to no incident, so their time counts as ``planned``.
     """
     part = Part.RECOMPUTE if incident else Part.PLANNED
     start = recompute_start(impact)
@@ -138,8 +138,8 @@ def failure_claims(impact: Impact, incident: IncidentTimes, *, first: bool, as_o
     """Return the claims of one incident on one task through one of its plans (formulas above).
 
     Args:
-        impact: of the plan on the task.
-        incident: that the plan answers.
+        impact: the plan's impact on the task.
+        incident: the incident that the plan answers.
         first: whether the plan is the first answer to the incident for this task. A later plan (after a failed restart,
             or a further error) claims from its own decision on; the time before belongs to the earlier plan.
         as_of: stands in for times that have not come yet.

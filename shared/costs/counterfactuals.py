@@ -1,6 +1,6 @@
 """What an incident would have cost with another answer, by models that are said to be such (docs/costs.md). Pure.
 
-What the models are made of follows from the plans as they were decided: the fold keeps it with the incident
+The inputs of the models follow from the plans as they were decided: the fold keeps them with the incident
 (``other_answers_to``). A request adds the incident's cost and the present time (``counterfactuals``).
 """
 
@@ -33,7 +33,7 @@ _SHRINK = [
 
 
 def other_answers_to(incident: IncidentView, plans: Sequence[PlanView]) -> OtherAnswers:
-    """Return what the models of an incident are made of. ``plans``: those that have answered it up to now, in order."""
+    """Return the inputs of an incident's models. ``plans``: the plans that have answered it up to now, in order."""
     solved = next((plan for plan in plans if plan.solved), None)
     solver_plan = None
     if solved is not None:
@@ -56,8 +56,8 @@ def counterfactuals(
     """Return what other answers would have cost; only those of which the log says enough.
 
     Args:
-        others: of the incident.
-        cost: of the incident.
+        others: the inputs of the incident's models.
+        cost: the incident's cost.
         next_solved: returns when the first plan of the solver behind a position was decided; None: there is none.
         as_of: stands in for the next plan of the solver, and for the return of the node, where there is none.
     """
@@ -77,7 +77,7 @@ def counterfactuals(
 
 
 def _waited(restart: RestartCost, stood: StoodStill, back_at: datetime) -> Counterfactual:
-    """Return what it would have cost to wait until the node is back."""
+    """Return what it would have cost to wait until the node was back."""
     still_s = max((back_at - stood.since).total_seconds(), 0.0)
     return Counterfactual(
         answer="wait-for-the-node",
@@ -88,7 +88,7 @@ def _waited(restart: RestartCost, stood: StoodStill, back_at: datetime) -> Count
 
 
 def _stood_still(incident: IncidentView, impacts: Sequence[Impact]) -> StoodStill | None:
-    """Return what stands while a node is waited for; None if the incident took no node."""
+    """Return what stands still while a node is waited for; None if the incident took no node."""
     if incident.severity is not Severity.SEV1 or incident.node is None:
         return None
     return StoodStill(

@@ -1,4 +1,4 @@
-"""Times as sets of intervals: disjoint, in order, none that touches the next. Pure."""
+"""Times as sets of intervals: disjoint, in order, none of which touches the next. Pure."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def outside(intervals: Sequence[Interval]) -> list[Interval]:
-    """Return all time but that of a set."""
+    """Return all time outside of a set."""
     bounds = [-math.inf, *(bound for interval in intervals for bound in interval), math.inf]
     return list(zip(bounds[::2], bounds[1::2], strict=True))
 
 
 def overlapping(intervals: Sequence[Interval], start: float, end: float) -> Iterator[Interval]:
-    """Yield what of a set lies between ``start`` and ``end``."""
+    """Yield the parts of a set between ``start`` and ``end``."""
     for index in range(max(bisect_right(intervals, (start, math.inf)) - 1, 0), len(intervals)):
         low, high = intervals[index]
         if low >= end:
@@ -38,16 +38,16 @@ def overlapping(intervals: Sequence[Interval], start: float, end: float) -> Iter
 
 
 def is_within(interval: Interval, intervals: Sequence[Interval]) -> bool:
-    """Return whether a set covers all of an interval; one that has no time is covered."""
+    """Return whether a set covers all of an interval; an interval without time is covered."""
     start, end = interval
     if end <= start:
         return True
-    index = bisect_right(intervals, (start, math.inf)) - 1  # the last that begins at the start, or before it
+    index = bisect_right(intervals, (start, math.inf)) - 1  # the last interval that begins at the start, or before it
     return index >= 0 and intervals[index][1] >= end
 
 
 def take(interval: Interval, taken: list[Interval]) -> tuple[Interval, ...]:
-    """Add an interval that has some time to the set ``taken``, in place; return what of it was free."""
+    """Add an interval that has some time to the set ``taken``, in place; return the parts of it that were free."""
     start, end = interval
     index = max(bisect_right(taken, (start, math.inf)) - 1, 0)
     low, high, at = start, end, start

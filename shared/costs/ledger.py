@@ -46,7 +46,7 @@ CATEGORIES = {
 
 @dataclass(frozen=True)
 class History:
-    """What the ledger is made of: views of all time."""
+    """The input of the ledger: views of all time."""
 
     plans: Sequence[PlanView]
     incidents: Sequence[IncidentView]
@@ -63,7 +63,7 @@ def all_claims(history: History, window: Window, as_of: datetime) -> list[Claim]
 
 
 def used_claims(history: History, window: Window, as_of: datetime) -> list[Claim]:
-    """Return the claims of plans and of incidents: all that come before those on time that nobody uses.
+    """Return the claims of plans and of incidents, which come before the claims on time that nobody uses.
 
     Within a kind the oldest incident comes first. A worker that an incident has taken from a task is sub-healthy also
     while it trains for a task of a lower weight; so training and sub-healthy time come by weight. What no claim of a
@@ -102,12 +102,13 @@ def used_claims(history: History, window: Window, as_of: datetime) -> list[Claim
 def _plan_claims(
     plans: Sequence[PlanView], incidents: Sequence[IncidentView], as_of: datetime
 ) -> Iterator[tuple[float, Claim, bool]]:
-    """Yield each claim of a plan with the weight of its task, and whether it is on the start of a new worker."""
+    """Yield each claim of a plan with the weight of its task, and whether it is one on the start of a new worker."""
     by_id = {plan.id: plan for plan in plans}
     charged: set[tuple[str, str]] = set()
     for incident in incidents:
         first = IncidentTimes(incident.id, incident.occurred_at, incident.detected_at)
-        # A further attempt is a fault of its own: from it on its plan claims time, and not from the first fault on.
+        # A further attempt is a fault of its own: from that attempt on its plan claims time, and not from the first
+        # fault on.
         again = {
             one.event: IncidentTimes(incident.id, one.occurred_at, one.detected_at) for one in incident.attempts[1:]
         }
@@ -158,7 +159,8 @@ def _while_not_training(starts: Sequence[Claim], training: Iterable[Claim]) -> I
 class Ledger:
     """All charges in a window, and what they are to add up to.
 
-    ``claims``: that were settled. ``allocated``: when each worker was allocated. ``kinds``: of incidents, by id.
+    ``claims``: the claims that were settled. ``allocated``: when each worker was allocated. ``kinds``: of incidents, by
+    id.
     """
 
     claims: Sequence[Claim]
@@ -171,7 +173,7 @@ class Ledger:
         return self.kinds.get(claim.incident, claim.cause)
 
     def within(self, window: Window) -> Ledger:
-        """Return what of the charges lies in a part of the window."""
+        """Return the part of the charges that lies in a part of the window."""
         charges = []
         for charge in self.charges:
             if part := _part(charge.intervals, window):

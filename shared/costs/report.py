@@ -49,13 +49,13 @@ class Day:
 
 @dataclass(frozen=True)
 class Account:
-    """What a report is made of.
+    """The input of a report.
 
     ``start``, ``end``: as asked for; ``window``: the time from then on, and up to at most the present, ``as_of``.
-    ``sums``: of the window. ``tasks``, ``incidents``: in the order of the report. ``nodes``: all.
-    ``flop``, ``weighted_flop``: of all tasks. ``achieved_flop``: weighted, of the steps done in the window.
-    ``days``: of the window, in order, from the first to the last on which a worker was allocated, if asked for.
-    ``limit``: most tasks and most incidents to report; None: all.
+    ``sums``: the amounts of the window. ``tasks``, ``incidents``: in the order of the report. ``nodes``: all. ``flop``,
+    ``weighted_flop``: those of all tasks. ``achieved_flop``: weighted, of the steps done in the window. ``days``: the
+    days of the window, in order, from the first to the last on which a worker was allocated, if asked for. ``limit``:
+    most tasks and most incidents to report; None: all.
     """
 
     as_of: datetime
@@ -87,7 +87,7 @@ def report(account: Account, cluster: ClusterView, *, period: Period | None = No
     """Return the cost report with its sum check.
 
     Args:
-        account: what it is made of.
+        account: its input.
         cluster: price and currency.
         period: the length of buckets; None: no buckets.
     """
@@ -132,7 +132,7 @@ def categories(amounts: Amounts) -> dict[str, float]:
 
 
 def incident_cost(amounts: Amounts | None, price: float) -> IncidentCost:
-    """Return the failure parts of amounts as the interface shows them; None: of nothing."""
+    """Return the failure parts of amounts as the interface shows them; None: the parts of nothing."""
     found = amounts or no_amounts()
     price_of_all = money(failure_worker_s(found), price)
     return IncidentCost(
@@ -151,7 +151,7 @@ NO_COST = incident_cost(None, 0.0)
 
 
 def _breakdowns(account: Account, price: float) -> dict[str, list[Share]]:
-    """Return the time by every key; of tasks and incidents the costliest, with what belongs to none."""
+    """Return the time by every key: the costliest tasks and incidents, and the time that belongs to none."""
     sums = account.sums
     hardware = {node.name: node.hardware for node in account.nodes}
     by_hardware: Sums = {}

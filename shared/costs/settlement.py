@@ -22,7 +22,7 @@ from shared.views.documents import TaskView
 DAY_S = 86_400.0
 
 ALL, TASK, NODE, CAUSE, INCIDENT, SUBMISSION = "all", "task", "node", "cause", "incident", "submission"
-"""Dimensions: amounts of everything, and by the keys of the report. A submission has only the time for which its task
+"""Dimensions of amounts: everything, and the keys of the report. A submission has only the time for which its task
 trained."""
 
 DIMENSIONS = (ALL, TASK, NODE, CAUSE, INCIDENT, SUBMISSION)
@@ -41,8 +41,9 @@ COLUMNS = (
     "healthy_flop",
     "trained_s",
 )
-"""Amounts of a key. ``worker_s``: of all parts. The others but ``lost_flop`` and ``trained_s`` are of everything only:
-time in which nodes were allocated, and that claims cover; failure parts added up by task and by incident."""
+"""Amounts of a key. ``worker_s``: the worker-seconds of all parts. The others, except ``lost_flop`` and ``trained_s``,
+exist for everything only: time in which nodes were allocated, and that claims cover; failure parts added up by task and
+by incident."""
 
 Amounts = dict[str, float]
 Sums = dict[str, dict[str, Amounts]]
@@ -52,7 +53,7 @@ _UNUSED = frozenset({Part.UNSCHEDULED, Part.IDLE})
 
 
 def no_amounts() -> Amounts:
-    """Return amounts of nothing."""
+    """Return the amounts of nothing."""
     return dict.fromkeys(COLUMNS, 0.0)
 
 
@@ -94,7 +95,7 @@ def settle_window(history: History, tasks: Mapping[str, TaskView], window: Windo
     Args:
         history: the views whose claims reach into the window, and all plans of their incidents; more do no harm.
         tasks: by name, at least those of the plans.
-        window: to settle.
+        window: the window to settle.
         as_of: stands in for times that have not come yet; not before the window's end.
     """
     book = ledger(history, as_of, window)
@@ -102,7 +103,7 @@ def settle_window(history: History, tasks: Mapping[str, TaskView], window: Windo
 
 
 def sums_of(book: Ledger, history: History, tasks: Mapping[str, TaskView], window: Window) -> Sums:
-    """Return the amounts of the charges of a window. The key of a dimension is empty where it does not apply."""
+    """Return the amounts of the charges of a window. The key of a dimension that does not apply is empty."""
     whole = no_amounts()
     by_task, by_node, by_cause, by_incident = (defaultdict[str, Amounts](no_amounts) for _ in range(4))
     training: dict[str, list[Charge]] = {}
@@ -151,7 +152,7 @@ def incident_sums(book: Ledger) -> Sums:
 
 
 def cut_at_days(start_s: float, end_s: float, first_s: float) -> Iterator[Window]:
-    """Yield the parts of a time that lie in one day of UTC each; nothing is cut before ``first_s``."""
+    """Yield the parts of a time that lie in one day of UTC each; a time before ``first_s`` is not cut."""
     low = start_s
     while low < end_s:
         day_end_s = (math.floor(max(low, min(first_s, end_s)) / DAY_S) + 1) * DAY_S

@@ -1,7 +1,7 @@
 """Claims of spans: time of workers whose node is away, that an incident leaves unused, or that no task uses. Pure.
 
 Spans are folded from the log (``shared/projections/spans.py``). Spans of nodes also say when each worker was allocated
-at all: outside of them nothing is charged.
+at all: no time outside of these is charged.
 """
 
 from __future__ import annotations
@@ -106,7 +106,10 @@ def held_worker_s(claims: Iterable[Claim], allocated: Mapping[str, Sequence[Inte
 
 
 def undetected_claims(spans: Iterable[SpanView], detected: Mapping[str, datetime], window: Window) -> Iterator[Claim]:
-    """Yield the claims on workers whose node had failed and was not known to. ``detected``: by incident."""
+    """Yield the claims on workers whose node had failed before that was known.
+
+    ``detected``: times of detection by incident.
+    """
     for span in spans:
         if span.kind is SpanKind.AWAY and span.incident in detected:
             start, end = window.clip(span.start.timestamp(), detected[span.incident].timestamp())
@@ -115,7 +118,7 @@ def undetected_claims(spans: Iterable[SpanView], detected: Mapping[str, datetime
 
 
 def lost_claims(spans: Sequence[SpanView], window: Window) -> Iterator[Claim]:
-    """Yield the claims on workers whose node is away: first of tasks that had them and have fewer since."""
+    """Yield the claims on workers whose node is away: first those of tasks that had them and have fewer since."""
     lacking: dict[str, list[int]] = {}
     for index, span in enumerate(spans):
         for worker in span.workers if span.kind is SpanKind.SHORTFALL else ():
@@ -150,7 +153,7 @@ def shortfall_claims(spans: Iterable[SpanView], window: Window) -> Iterator[tupl
 
 
 def unused_claims(spans: Sequence[SpanView], window: Window) -> Iterator[Claim]:
-    """Yield the claims on what no other claim covers: unscheduled or idle, of each worker all of its time.
+    """Yield the claims on time that no other claim covers, unscheduled or idle: all of the time of each worker.
 
     A worker is idle while some task could use more workers of its kind, or of any kind if it has none.
     """

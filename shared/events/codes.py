@@ -17,7 +17,7 @@ from pydantic import BeforeValidator
 class FailureCode(StrEnum):
     """Why something failed. The values are spelled so in replies and in the log."""
 
-    # Found by an agent.
+    # An agent finds these.
     FENCED = "fenced"
     """The command belongs to an older generation than the newest that the agent has seen for the task."""
     PROCESS_EXITED = "process-exited"
@@ -32,15 +32,16 @@ class FailureCode(StrEnum):
     UNAVAILABLE = "unavailable"
     """A part of the node that the command needs (the fork server, a store) does not answer."""
     UNDECODABLE = "undecodable"
-    """The agent cannot read the command: the sender is of another version. Treated like ``INTERNAL``."""
+    """The agent cannot read the command, since the sender has another version. The code is treated like
+    ``INTERNAL``."""
     CHECKPOINT_FAILED = "checkpoint-failed"
     """The state cannot be saved, so the ranks have not stopped. They train on, and no worker is to blame."""
     INTERNAL = "internal"
     """An error of the agent itself."""
 
-    # Found by the transition service.
+    # The transition service finds these.
     TIMEOUT = "timeout"
-    """No answer within the command's time-out."""
+    """The agent has not answered within the command's time-out."""
     INVALID_REPLY = "invalid-reply"
     """The agent's answer cannot be parsed."""
     NODE_LOST = "node-lost"
@@ -56,7 +57,7 @@ class FailureCode(StrEnum):
     """The agent gave no code."""
 
     UNKNOWN = "unknown"
-    """A code that this version does not know, from an agent of another version. Treated like ``INTERNAL``."""
+    """A code that this version does not know, from an agent of another version. It is treated like ``INTERNAL``."""
 
 
 def known_code(value: Any) -> Any:

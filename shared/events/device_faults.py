@@ -34,7 +34,7 @@ CONDITIONS = (
 """Names of the faults that are no Xid codes: what NVML answers or counts."""
 
 CONTAINMENT_XIDS = frozenset({48, 64, 94, 95, 140})
-"""Xid codes that say of an uncorrectable memory error whether it was contained: the counter alone does not."""
+"""Xid codes that say whether an uncorrectable memory error was contained: the counter alone does not say so."""
 
 
 class DeviceFault(NamedTuple):
@@ -43,7 +43,7 @@ class DeviceFault(NamedTuple):
     Attributes:
         name: ``xid-79``, or one of ``CONDITIONS``.
         meaning: a few words.
-        severity: None: it is recorded only, since it does not break the work by itself.
+        severity: its severity; None: it is recorded only, since it does not break the work by itself.
         response: what follows, and what an operator does, in words.
         why: the reason for the severity where sources disagree; empty: there is none.
     """
@@ -57,7 +57,7 @@ class DeviceFault(NamedTuple):
 
 @cache
 def _table() -> dict[str, DeviceFault]:
-    """Return the faults by name; that of an unknown one has the empty name."""
+    """Return the faults by name; the fault with the empty name stands for unknown ones."""
     text = files("shared").joinpath("xid.json").read_text(encoding="utf-8")
     document: dict[str, Any] = json.loads(text)
     entries = {f"{XID}{entry['code']}": entry for entry in document["xids"]}
@@ -78,7 +78,7 @@ def _fault(name: str, entry: dict[str, Any], responses: dict[str, str]) -> Devic
 
 
 def of_xid(code: int) -> str:
-    """Return the name of the fault that an Xid code is."""
+    """Return the name of the fault with an Xid code."""
     return f"{XID}{code}"
 
 

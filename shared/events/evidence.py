@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from shared.events.codes import FailureCode
 
 _SAID_BY_PROCESSES = (FailureCode.PROCESS_EXITED, FailureCode.RANK_RAISED)
-"""Codes of failures of which a process has said why: in its output, or by what it raised."""
+"""Codes of failures whose reason a process has said: in its output, or by what it raised."""
 
 _Wait = Annotated[float, Field(ge=0.0, le=86_400.0)]
 """A wait in seconds, up to a day: no time that is computed from a log overflows."""
@@ -30,23 +30,23 @@ LAST_OUTPUT_BYTES = 4096
 """How much of an ended process's output is kept, from its end: room for a traceback or two."""
 
 STACK_CHARACTERS = 8 * 1024
-"""Longest stack of one rank, all its threads together: a training thread has about 20 frames of 100 characters, beside
-it are three or four threads. Longer ones lose their end, which is the outermost frames of the last thread."""
+"""Longest stack of one rank, all its threads together: a training thread has about 20 frames of 100 characters, and
+there are three or four other threads. Longer ones lose their end, which is the outermost frames of the last thread."""
 
 STACKS_CHARACTERS = 64 * 1024
-"""All stacks in one evidence together: equal ones count once. The stacks of the ranks to blame come first."""
+"""Longest text of all stacks in one evidence: equal stacks count once. The stacks of the ranks to blame come first."""
 
 REPORTED_RANKS = 256
-"""Ranks whose state, beside their stack, is in one evidence; those to blame come first."""
+"""Most ranks whose state, beside their stack, is in one evidence; the ranks to blame come first."""
 
 COLLECTIVE_GROUPS = 64
-"""Process groups of one rank in one answer: a rank of Megatron's has about 20, of which most are never used."""
+"""Most process groups of one rank in one answer: a rank of Megatron's has about 20, of which most are never used."""
 
 OPERATIONS = 8
-"""Collectives of one group that have not ended, in one answer. A reduction has two or three under way."""
+"""Most collectives of one group in one answer that have not ended. A reduction has two or three under way."""
 
 MISSING_COLLECTIVES = 16
-"""Collectives of which the evidence says who is missing."""
+"""Most collectives about which the evidence says who is missing."""
 
 
 def _or_default(kind: Any, default: Callable[[], Any]) -> BeforeValidator:
@@ -94,7 +94,7 @@ class Evidence(_Part):
         workers: all workers to blame, where there are several.
         failure: the key of the failure; equal keys mean the same failure again.
         place: the exception and the lines from which it was raised; empty: there is none, or nobody knows.
-        incarnation: of a lost or isolated node.
+        incarnation: the incarnation of a lost or isolated node.
         tasks: task -> its part on a lost or isolated node.
         pairs: pairs of nodes that could not reach one another, each in the order of the names.
         error_class: the class of the error's text (``services.detector.state.error_classes``); *wire*: ``class``.
@@ -104,9 +104,9 @@ class Evidence(_Part):
         starting: whether the process that failed was one that the outstanding plan has started or waits for.
         code: why a plan could not be carried out (``shared.events.codes``), where a process has said that itself.
         without_progress: how often the task has failed in the same way since its newest step, this failure included; 0:
-            for the first time.
+            this is the first time.
         wait_s: for how long the processes that answer this failure are not to be started, seconds.
-        needs_operator: why the task is not tried any further by itself, in words; empty: it is.
+        needs_operator: why the task is not tried any further by itself, in words; empty: it is tried again.
     """
 
     workers: Annotated[list[str], BeforeValidator(_texts)] = Field(default_factory=list)

@@ -13,7 +13,8 @@ from shared.model import Model
 class CheckResult(Model):
     """What one named check of a self-test found.
 
-    ``value``, ``bound``: the measured number and its limit, in ``unit``; None: there is no number. ``detail``: words.
+    ``value``, ``bound``: the measured number and its limit, in ``unit``; None: there is no number. ``detail``: the
+    finding in words.
     """
 
     name: str
@@ -35,10 +36,10 @@ class NodeJoined(NodeEvent):
     """A node, or a new incarnation of a node, offers workers.
 
     ``domain``: the failure domain of the node, for example its rack. ``hardware``: the kind of its workers, which names
-    a profile of the throughput model. ``supervisor``: id of the process that starts the node's agents again; empty: of
-    an agent of an older version, which has none. ``self_test``: the checks that an isolated node has passed. ``probe``,
-    ``network``: where its agent answers probes, and its network stack, as in ``shared.messages.signals.Heartbeat``;
-    empty: before they were recorded.
+    a profile of the throughput model. ``supervisor``: id of the process that starts the node's agents again; empty: the
+    agent has an older version, without a supervisor. ``self_test``: the checks that an isolated node has passed.
+    ``probe``, ``network``: where its agent answers probes, and its network stack, as in
+    ``shared.messages.signals.Heartbeat``; empty: before they were recorded.
     """
 
     type: Literal["node.joined"] = "node.joined"
@@ -57,7 +58,7 @@ class NodeJoined(NodeEvent):
 class NodeAdopted(NodeEvent):
     """A node has another agent, which its supervisor has started in place of one that ended; its processes stay.
 
-    ``incarnation``: of the new agent. ``predecessor``: of the one before. ``probe``: as of ``node.joined``.
+    ``incarnation``: that of the new agent. ``predecessor``: that of the agent before. ``probe``: as in ``node.joined``.
     """
 
     type: Literal["node.adopted"] = "node.adopted"
@@ -69,7 +70,7 @@ class NodeAdopted(NodeEvent):
 
 
 class NodeCordoned(NodeEvent):
-    """A user wants no new work on the node; what runs there stays. It holds until ``node.returned``.
+    """A user wants no new work on the node; what runs there stays. The wish holds until ``node.returned``.
 
     ``actor``: who, ``uid/<uid>`` or ``token/<name>``; empty: before actors were recorded.
     """
@@ -84,8 +85,8 @@ class NodeDraining(NodeEvent):
     """The node is to be emptied: tasks move away at a step boundary, and no new work is placed on it.
 
     ``by``: a user, whose wish holds until ``node.returned``, or the node's agent, which leaves when the node is empty.
-    ``timeout_s``: how long tasks may take to move away. ``save``: that time is over: what is still there saves its
-    state and gives up its workers. ``actor``: the user, as of ``node.cordoned``.
+    ``timeout_s``: how long tasks may take to move away. ``save``: whether that time is over: a task that is still there
+    saves its state and gives up its workers. ``actor``: the user, as in ``node.cordoned``.
     """
 
     type: Literal["node.draining"] = "node.draining"
@@ -110,8 +111,8 @@ class NodeReturned(NodeEvent):
     The detector does so (``actor`` is ``detector``) with a node that it had isolated since a process failed to start
     there, once that failure has followed the task to another node.
 
-    ``incarnation``: of the agent that has passed its self-test; of the last one, where the node is lost or has left.
-    ``self_test``: the checks that it has passed. ``actor``: as of ``node.cordoned``.
+    ``incarnation``: that of the agent that has passed its self-test, or of the last agent if the node is lost or has
+    left. ``self_test``: the checks that it has passed. ``actor``: as in ``node.cordoned``.
     """
 
     type: Literal["node.returned"] = "node.returned"
@@ -124,7 +125,7 @@ class NodeReturned(NodeEvent):
 class NodeLeft(NodeEvent):
     """A node left in order: its agent was asked to end. That is no error, and the node counts as no failure.
 
-    ``incarnation``: of the agent that ended. ``reason``: in words.
+    ``incarnation``: that of the agent that ended. ``reason``: in words.
     """
 
     type: Literal["node.left"] = "node.left"

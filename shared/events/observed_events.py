@@ -18,9 +18,9 @@ AnomalyKind = Literal["loss-spike", "throughput-regression", "slow-link"]
 class WorkerSlowed(NodeEvent):
     """A worker computes slower than its peers, or no longer does. The detector appends it when that has changed.
 
-    ``worker``: of this node. ``slowdown``: its own compute time over that of its peers, for the same work; 1.0: it is
-    as fast as they are again. ``task``, ``generation``, ``rank``, ``step``: in which it was measured; ``step`` is the
-    first one at which the change could be decided. ``evidence``: details for people; no decision uses them.
+    ``worker``: the worker, on this node. ``slowdown``: its own compute time over that of its peers, for the same work;
+    1.0: it is as fast as they are again. ``task``, ``generation``, ``rank``, ``step``: where it was measured; ``step``
+    is the first step at which the change could be decided. ``evidence``: details for people; no decision uses them.
 
     ``ends``: set in the planner's own events of this type only. It is the id of the event that called the worker as
     fast again; the planner did not trust it at once, and does so now (docs/planner.md, "Slow workers").
@@ -75,8 +75,8 @@ class TaskCopiesLacking(TaskEvent):
     """In-memory copies that a recovery would rely on are missing, for a reason that is new since all were there.
 
     No node is to blame, and training goes on; until they are there again, a fault may cost the steps since the newest
-    checkpoint. ``worker``: the worker that reported it. ``reason``: in words. ``ended``: all are there again, of
-    ``step``; ``reason`` is empty then.
+    checkpoint. ``worker``: the worker that reported it. ``reason``: in words. ``ended``: whether all copies, those of
+    ``step``, are there again; ``reason`` is empty then.
     """
 
     type: Literal["task.copies-lacking"] = "task.copies-lacking"
@@ -107,9 +107,9 @@ class TaskIdentified(TaskEvent):
 class AnomalyObserved(TaskEvent):
     """A number of a task is unusual, and training goes on: no process is replaced because of it.
 
-    ``kind``: what. ``value``: the number, ``expected``: the usual one, in the unit that ``evidence`` names. ``worker``,
-    ``node``, ``rank``: where, if it belongs to one; ``peer``: the other node of a slow link. ``ended``: the number is
-    usual again; ``value`` is the present one.
+    ``kind``: which number. ``value``: the number, ``expected``: the usual one, in the unit that ``evidence`` names.
+    ``worker``, ``node``, ``rank``: where, if it belongs to one; ``peer``: the other node of a slow link. ``ended``: the
+    number is usual again; ``value`` is the present one.
     """
 
     type: Literal["anomaly.observed"] = "anomaly.observed"
@@ -131,9 +131,9 @@ class AnomalyObserved(TaskEvent):
 class FaultInjected(EventBase):
     """A user asked for a fault, to test what follows (``unicron inject``). It is in the log before the fault happens.
 
-    ``fault``: its kind with its argument, such as ``kill`` or ``xid=79``. ``task``, ``rank``, ``step``: of a fault of a
-    rank; ``step`` None: the next one that the rank begins. ``node``: of a fault of a node. ``actor``: who, as of a
-    submission.
+    ``fault``: its kind with its argument, such as ``kill`` or ``xid=79``. ``task``, ``rank``, ``step``: those of a
+    fault of a rank; ``step`` None: the next step that the rank begins. ``node``: the node of a fault of a node.
+    ``actor``: who asked, as in a submission.
     """
 
     type: Literal["fault.injected"] = "fault.injected"
@@ -171,8 +171,8 @@ class Observation(Model):
 class IncidentObserved(ClusterEvent):
     """What ranks and methods saw of one fault, the error event of the incident included; no plan follows from it.
 
-    ``task``: of the error event. ``observations``: in the order in which they came. ``omitted``: how many more there
-    were. ``root_cause``: the observation that the others follow from
+    ``task``: the task of the error event. ``observations``: what was seen, in the order in which it came. ``omitted``:
+    how many more observations there were. ``root_cause``: the observation that the others follow from
     (``services.detector.incidents.observations.ORDER``).
     """
 

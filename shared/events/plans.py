@@ -64,7 +64,7 @@ def _is_full_speed(value: object) -> bool:
 
 
 class LoggedTable(Model):
-    """What a decision uses of a throughput table, as the log has it: once, in the first plan that names its digest.
+    """What a decision uses of a throughput table. The log has it once, in the first plan that names its digest.
 
     ``throughput``: achieved aggregate FLOP/s at each useful worker count. ``reloading``: the counts at which the task
     would have other tensor and pipeline sizes than it has, ascending.
@@ -205,7 +205,7 @@ class Term(Model):
 class Solution(Model):
     """Worker counts and their objective. ``label``: ``best``, ``keep``, ``only-faulted-shrinks`` and others.
 
-    ``terms``: of each task; an alternative in the log has none, but ``waf_flop_per_s``, the sum of theirs.
+    ``terms``: the term of each task; an alternative in the log has none, but ``waf_flop_per_s``, their sum.
     """
 
     label: str
@@ -220,7 +220,7 @@ class Solution(Model):
         return sum(term.waf_flop_per_s for term in self.terms) if self.waf_flop_per_s is None else self.waf_flop_per_s
 
     def without_terms(self) -> Solution:
-        """Return the solution as the log has it of an alternative: its terms follow from the problem."""
+        """Return the solution as the log has an alternative: without its terms, which follow from the problem."""
         return self.model_copy(update={"terms": [], "waf_flop_per_s": self.total_waf_flop_per_s})
 
 
@@ -230,11 +230,11 @@ class SlowChoice(Model):
     Attributes:
         label: ``keep``: as they are used now. ``without-slow``: tasks leave them out and shrink. ``spare``: others take
             their places. ``dealt-by-speed``: their replicas get fewer micro-batches. ``dealt-equally``: that ends.
-            ``last-resort``: a task gets one that none uses.
+            ``last-resort``: a task gets a slow worker that no task uses.
         used: the task that may have each slow worker; empty: none.
         assignment: the best worker counts if they are used so.
-        objective: of these counts, weighted FLOP.
-        waf_flop_per_s: of these counts.
+        objective: the value of these counts, weighted FLOP.
+        waf_flop_per_s: the weighted FLOP/s of these counts.
     """
 
     label: Literal["keep", "without-slow", "spare", "dealt-by-speed", "dealt-equally", "last-resort"]
@@ -247,8 +247,9 @@ class SlowChoice(Model):
 class SlowWorkers(Model):
     """How a plan uses slow workers.
 
-    ``slowdowns``: of each. ``choices``: the one taken, then others, the most valuable first. ``margin``: by how much,
-    in weighted FLOP, the one taken had to exceed ``keep``; 0 if it is ``keep`` or had nothing to exceed.
+    ``slowdowns``: the slowdown of each slow worker. ``choices``: the way taken, then others, the most valuable first.
+    ``margin``: by how much, in weighted FLOP, the way taken had to exceed ``keep``; 0 if it is ``keep`` or had nothing
+    to exceed.
     """
 
     slowdowns: dict[str, float]
@@ -334,8 +335,8 @@ class TaskChange(Model):
        workers; ``end`` releases all workers of a task that has ended; ``none`` does nothing more.
     3. ``release``: workers whose processes are ended before ``prepare``. Failed ones are released before all others.
     4. ``prepare``: workers on which a process is started. Starts overlap with the work of the survivors where possible.
-       ``not_before``: until then none is, since the last ones have failed in the same way again; None: at once. Where
-       none is to be started, no stage begins before it.
+       ``not_before``: no process is started before this time, since the last ones have failed in the same way again;
+       None: at once. If no process is to be started, no stage begins before it.
     5. ``target``: the stage that follows at the next step boundary.
     """
 

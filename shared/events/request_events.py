@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from shared.events.base import ClusterEvent, TaskEvent
 
 NOTE_CHARACTERS = 2000
-"""Length of a note about an incident: a paragraph or two. What is longer belongs into a document that a note names."""
+"""Longest note about an incident: a paragraph or two. A longer text belongs into a document that a note names."""
 
 NoteText = Annotated[str, Field(min_length=1, max_length=NOTE_CHARACTERS)]
 
@@ -18,7 +18,7 @@ class TaskStopRequested(TaskEvent):
     """A user asked for the task to stop at the next step boundary, with a checkpoint.
 
     ``lose_steps``: whether it is to stop also if the checkpoint cannot be written. ``at_once``: whether its processes
-    are to end in the midst of a step, without a checkpoint. ``actor``: who, as of a submission.
+    are to end in the midst of a step, without a checkpoint. ``actor``: who asked, as in a submission.
     """
 
     type: Literal["task.stop-requested"] = "task.stop-requested"
@@ -31,7 +31,7 @@ class TaskStopRequested(TaskEvent):
 class TaskResumeRequested(TaskEvent):
     """A user asked for a task that has not ended to be tried again at once, where it waits after failures.
 
-    ``actor``: who, as of a submission.
+    ``actor``: who asked, as in a submission.
     """
 
     type: Literal["task.resume-requested"] = "task.resume-requested"
@@ -43,7 +43,7 @@ class TaskChanged(TaskEvent):
     """A user has changed what a task that has not ended may have. The planner plans anew.
 
     ``weight``, ``min_workers``, ``max_workers``: those of the task from this event on, the unchanged ones included;
-    ``max_workers`` None: any number. ``requested_by``: who, as the ``actor`` of a submission.
+    ``max_workers`` None: any number. ``requested_by``: who asked, as the ``actor`` of a submission.
     """
 
     type: Literal["task.changed"] = "task.changed"
@@ -64,8 +64,8 @@ class TaskChanged(TaskEvent):
 class TaskDeleted(TaskEvent):
     """A user has removed a task that has ended from the list. Its events and its files stay.
 
-    A later submission of the name is listed again, and goes on from the newest checkpoint. ``actor``: who, as of a
-    submission.
+    A later submission of the name is listed again, and goes on from the newest checkpoint. ``actor``: who asked, as in
+    a submission.
     """
 
     type: Literal["task.deleted"] = "task.deleted"
@@ -74,7 +74,7 @@ class TaskDeleted(TaskEvent):
 
 
 class IncidentNoted(ClusterEvent):
-    """A user has written something about an incident. ``actor``: who, ``uid/<uid>`` or ``token/<name>``."""
+    """A user has written something about an incident. ``actor``: the user, ``uid/<uid>`` or ``token/<name>``."""
 
     type: Literal["incident.noted"] = "incident.noted"
     schema_version: Literal[1] = 1
@@ -84,7 +84,7 @@ class IncidentNoted(ClusterEvent):
 
 
 class IncidentAcknowledged(ClusterEvent):
-    """A user has seen an incident and takes care of it. ``actor``: who, as of a note."""
+    """A user has seen an incident and takes care of it. ``actor``: the user, as in a note."""
 
     type: Literal["incident.acknowledged"] = "incident.acknowledged"
     schema_version: Literal[1] = 1

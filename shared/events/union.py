@@ -57,12 +57,13 @@ class ClusterConfigured(ClusterEvent):
     ``mtbf_node_s``: mean time between failures of one node. ``throughput_hysteresis``: relative change below which
     a measurement leaves the model's correction as it is. ``transition_prior_s``: the duration of a transition that is
     assumed until one has been measured. ``worker_flop_per_s``: the rate that one worker is assumed to achieve until it
-    is measured. ``price_per_worker_hour``: in ``currency``. ``storage_bytes_per_s``: the rate at which a worker reads a
-    checkpoint. ``starvation_s``: a task that has waited this long for workers comes before running tasks; 0: never.
-    ``allow_pausing``: whether a running task may lose all its workers to a task with a higher weight. ``policy``: the
-    policy that decides in a simulated history; empty: Unicron's own, as in every log of a running system.
-    ``memory_copies``: whether plans count on snapshots in memory where replicas span workers. ``prices``: of a
-    worker-hour by kind, in place of ``price_per_worker_hour``. ``value_per_eflop``: of 1e18 FLOP; 0: nothing is priced.
+    is measured. ``price_per_worker_hour``: the price in ``currency``. ``storage_bytes_per_s``: the rate at which a
+    worker reads a checkpoint. ``starvation_s``: a task that has waited this long for workers comes before running
+    tasks; 0: never. ``allow_pausing``: whether a running task may lose all its workers to a task with a higher weight.
+    ``policy``: the policy that decides in a simulated history; empty: Unicron's own, as in every log of a running
+    system. ``memory_copies``: whether plans count on snapshots in memory where replicas span workers. ``prices``: the
+    price of a worker-hour by kind, in place of ``price_per_worker_hour``. ``value_per_eflop``: the value of 1e18 FLOP;
+    0: nothing is priced.
     """
 
     type: Literal["cluster.configured"] = "cluster.configured"
@@ -102,7 +103,7 @@ class TaskSubmitted(TaskEvent):
 class TaskStopRefused(TaskEvent):
     """The task has not stopped as asked, since its state could not be saved; it trains on.
 
-    ``plan``: the one that was to stop it. ``reason``: why the checkpoint of ``step`` could not be written, in words.
+    ``plan``: the plan that was to stop it. ``reason``: why the checkpoint of ``step`` could not be written, in words.
     """
 
     type: Literal["task.stop-refused"] = "task.stop-refused"
@@ -114,7 +115,7 @@ class TaskStopRefused(TaskEvent):
 
 
 class TaskStarving(TaskEvent):
-    """A task has waited for workers longer than ``starvation_s``. Appended by a timer of the planner.
+    """A task has waited for workers longer than ``starvation_s``. A timer of the planner appends the event.
 
     ``since``: when the task began to wait.
     """
@@ -125,7 +126,7 @@ class TaskStarving(TaskEvent):
 
 
 class TaskProgressed(TaskEvent):
-    """A summary of the steps done. Appended when the rate has changed, and at intervals.
+    """A summary of the steps done. The detector appends it when the rate has changed, and at intervals.
 
     ``step``: updates applied. ``step_s``: median duration of recent steps of this generation; 0 if none was timed yet.
     ``memory_every``: steps between two copies in memory; 0: none. ``replicated``: whether other failure domains have
@@ -200,9 +201,9 @@ class ErrorDetected(ClusterEvent):
 
     ``occurred_at``: the best estimate of the time of the fault. ``detected_at``: when the detector found it.
     ``evidence``: details for the reader of an incident; decisions use only the part that ``shared.events.evidence``
-    models. ``escalates``: id of the error event whose response has failed; ``repeats``: of the one before of the same
-    failure. ``answered_with``: of the last of the losses that were found at the same moment and logged together. The
-    plan that answers that one answers them all.
+    models. ``escalates``: id of the error event whose response has failed; ``repeats``: id of the error event before,
+    of the same failure. ``answered_with``: id of the last of the losses that were found at the same moment and logged
+    together; the plan that answers that one answers them all.
     """
 
     type: Literal["error.detected"] = "error.detected"
@@ -227,7 +228,8 @@ class ErrorDetected(ClusterEvent):
 _LISTS = ("survivors", "failed", "release", "prepare")
 _STAGES = ("interrupted", "target")
 _WORKERS: Any = {"changes": {"__all__": {**dict.fromkeys(_LISTS, True), **{name: {"members"} for name in _STAGES}}}}
-"""What ``PlanDecided.canonical`` writes by itself: thousands of workers, of which no dictionaries are made before."""
+"""Fields that ``PlanDecided.canonical`` writes by itself: thousands of workers, for which no dictionaries are made
+before."""
 
 
 OLDEST_DECIDER = 7
@@ -243,9 +245,9 @@ class PlanDecided(ClusterEvent):
     tasks that are left without workers, with the reason. ``decider``: number of the decision code that made the
     plan (``services.planner.decide.DECIDER``). ``tables``: throughput tables that the problem names, by digest,
     where no earlier plan has them (docs/log.md, "What a plan says once"). ``slow``: how slow workers are used,
-    where there are some. ``checkpoint_every_s``: of each task that has workers once the plan is carried out, the
+    where there are some. ``checkpoint_every_s``: for each task that has workers once the plan is carried out, the
     time between two checkpoints that loses the least at the measured rate of losses
-    (``services.planner.checkpoint_advice``); where the solver was asked.
+    (``services.planner.checkpoint_advice``), if the solver was asked.
     """
 
     type: Literal["plan.decided"] = "plan.decided"
@@ -286,10 +288,10 @@ class StateMoved(ClusterEvent):
     ``phase``: ``held`` (survivors have left the step), ``prepared`` (processes are up), ``resumed`` (the interrupted
     step is done), ``drained``, ``released``, ``restored`` (the target stage has done its first step), ``ended`` (the
     task is stopped, paused or released for good) or ``failed``. ``step``: updates applied. ``durations_s``: the slowest
-    rank's time of each sub-phase. ``sources``: worker -> where its state came from. ``pids``: of ``prepared``, worker
-    -> the process that was started. ``complete``: nothing of the plan is left to do for this task. ``code``: of a
-    failure, why (the first reason, if there are several); decisions use it. ``failed_workers``: the workers to blame
-    for a failure. ``detail``: the failure as text for people.
+    rank's time of each sub-phase. ``sources``: worker -> where its state came from. ``pids``: in ``prepared``, worker
+    -> the process that was started. ``complete``: whether nothing of the plan is left to do for this task. ``code``:
+    the reason of a failure (the first, if there are several); decisions use it. ``failed_workers``: the workers to
+    blame for a failure. ``detail``: the failure as text for people.
     """
 
     type: Literal["state.moved"] = "state.moved"
@@ -377,7 +379,7 @@ def parsed(kind: object, text: str) -> Event:
     if isinstance(kind, str) and (parse := _PARSERS.get(kind)) is not None:
         try:
             event = parse(text)
-            if "type" in event.model_fields_set:  # else the text does not say its type
+            if "type" in event.model_fields_set:  # otherwise the text does not say its type
                 return event
         except ValidationError:
             pass

@@ -43,5 +43,5 @@ def _next_step(event: Mapping[str, Any]) -> Step | None:
 
 
 def upcast_given(data: Any) -> Any:
-    """Return what is given for an event, for a validator: only a mapping can be of an older schema version."""
+    """Return the input of an event's validator in the newest shape: only a mapping can have an older schema version."""
     return upcast(data) if isinstance(data, dict) else data

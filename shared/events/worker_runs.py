@@ -141,7 +141,7 @@ def _workers(run: str, node: str, slots: str) -> list[str]:
 
 
 def short_workers(workers: list[str]) -> str | list[str]:
-    """Return the workers as text where that is possible; an empty list stays one."""
+    """Return the workers as text if that is possible; an empty list stays a list."""
     return (runs_of(workers) or workers) if workers else workers
 
 
@@ -149,21 +149,21 @@ def full_workers(value: Any) -> Any:
     """Return the list of workers that ``short_workers`` has written; any other value as it is.
 
     Raises:
-        ValueError: a text that is none of runs.
+        ValueError: a text that is no text of runs.
     """
     return workers_of(value) if isinstance(value, str) else value
 
 
 class _Member(Protocol):
-    """What is written of a member of a stage (``shared.events.plans.Member``)."""
+    """What is written about a member of a stage (``shared.events.plans.Member``)."""
 
     @property
     def rank(self) -> int:
-        """Its rank."""
+        """The member's rank."""
 
     @property
     def worker(self) -> str:
-        """Its worker."""
+        """The member's worker."""
 
     @property
     def node(self) -> str:
@@ -171,7 +171,7 @@ class _Member(Protocol):
 
     @property
     def source(self) -> str:
-        """Where it has its state from."""
+        """Where the member has its state from."""
 
 
 def short_members(members: Sequence[_Member], *, over_nodes: bool = False) -> list[dict[str, Any]]:
