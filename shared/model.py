@@ -17,7 +17,7 @@ from shared.clock import PROCESS_CLOCK
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 Clock = Callable[[], datetime]
-"""Returns the time in UTC. Shells get one; tests pass their own."""
+"""A function that returns the time in UTC. Shells get one; tests pass their own."""
 
 
 class Model(BaseModel):

@@ -31,7 +31,7 @@ WorkerName = Annotated[str, Field(pattern=WORKER_PATTERN)]
 """The name of a worker."""
 
 Label = Annotated[str, Field(max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
-"""A word for people or from a driver, on one line: a failure domain, a kind of hardware."""
+"""A short text for people or from a driver, on one line: a failure domain, a kind of hardware."""
 
 
 Host = Annotated[str, Field(max_length=255, pattern=r"^[^\x00-\x20\x7f/]*$")]

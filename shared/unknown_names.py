@@ -1,4 +1,4 @@
-"""What is said of a name that is not known: the nearest of those that are, and all that are allowed."""
+"""What to say about an unknown name: the nearest of the known names, and all that are allowed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LONGEST_NAME = 100
 grows with it."""
 
 _MOST_LIKE = 1
-"""Names that are proposed: a second one is seldom meant, and the allowed ones follow."""
+"""Most names that are proposed: a second one is seldom meant, and the allowed ones follow."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -26,7 +26,7 @@ def unknown_field(name: str, allowed: Sequence[str]) -> str:
     """Return what is wrong with a field that a mapping may not have.
 
     Args:
-        name: of the field.
+        name: the field's.
         allowed: the fields that the mapping may have.
     """
     near = nearest(name, allowed)
@@ -37,8 +37,9 @@ def unknown_field_of(model: type[BaseModel], location: Sequence[int | str]) -> s
     """Return what is wrong with a field that a model refuses (``extra_forbidden``).
 
     Args:
-        model: that was validated.
-        location: of the field, as pydantic gives it: fields, indices, keys of maps and names of a union's branches.
+        model: the model that was validated.
+        location: the field's place, as pydantic gives it: fields, indices, keys of maps and names of a union's
+            branches.
     """
     return unknown_field(str(location[-1]), _fields_at(model, location[:-1]))
 

@@ -355,7 +355,7 @@ class Bus:
     def stay_away(self, duration_s: float) -> None:
         """Drop the connection, as an injected fault, and make no other one before this time has passed.
 
-        Messages are kept meanwhile as in any other interruption. Infinite: until the process ends.
+        Messages are kept meanwhile as in any other interruption. An infinite time lasts until the process ends.
         """
         self._client.away_until_s = time.monotonic() + duration_s
         self._end_connection()

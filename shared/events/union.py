@@ -363,9 +363,9 @@ _PARSERS: Mapping[str, Callable[[str], Event]] = {
 
 
 def parsed(kind: object, text: str) -> Event:
-    """Return the event in a text, as ``EVENT.validate_json`` does; faster where its type is known beforehand.
+    """Return the event in a text, as ``EVENT.validate_json`` does; faster if its type is known beforehand.
 
-    Nothing has to be found out then, and an event of the present schema need not be upcast. Any other text, and any
+    The type need not be found out then, and an event of the present schema need not be upcast. Any other text, and any
     that is wrong, goes to ``EVENT``.
 
     Args:

@@ -30,7 +30,7 @@ class Defect(NamedTuple):
 class Anchor:
     """A hash that the log must have: at ``position``, or anywhere if that is None. ``name``: in words, for messages.
 
-    ``day``: of which it is the last event, in UTC. Heads of days are noted for each day that has events.
+    ``day``: the day whose last event it is, in UTC. Heads are noted for each day that has events.
     """
 
     hash: str
@@ -72,7 +72,7 @@ class AnchorCheck:
         self._failed: list[tuple[int, str]] = []
 
     def begin(self, position: int, row_hash: str) -> None:
-        """Begin behind a position (nothing can be said of what was noted before it); 0: at the start of the log."""
+        """Begin behind a position, about anchors before which nothing can be said; 0: at the start of the log."""
         if position == 0:
             return
         self.next(position, row_hash)

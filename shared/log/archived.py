@@ -21,8 +21,8 @@ from shared.log.schema import StoredRow
 from shared.log.segments import Manifest, file_sha256, manifest_of, read_rows, segments_in
 
 MOST_CURSORS = 4
-"""Places at which segments are read on: a follower's, that of the answers it looks up ahead, and those of two requests
-to the api. Each is an open file."""
+"""Most places at which segments are read on: a follower's, that of the answers it looks up ahead, and those of two
+requests to the api. Each is an open file."""
 
 
 class _Cursor:
@@ -43,8 +43,8 @@ class ArchivedRows:
     """The rows up to a base, from the segments in a folder; safe to use from threads.
 
     Args:
-        base: up to which they are read; of a log that was never cut there are none.
-        folder: of the segments; None: the one that the base names.
+        base: the place up to which they are read; a log that was never cut has none.
+        folder: the folder of the segments; None: the one that the base names.
     """
 
     def __init__(self, base: Base, folder: Path | None = None) -> None:
@@ -137,7 +137,7 @@ class ArchivedRows:
 
 
 def manifests_up_to(folder: Path, position: int) -> list[Manifest]:
-    """Return the manifests of the segments in a folder that have all positions from 1 to another one.
+    """Return the manifests of the segments in a folder, which must have all positions from 1 to another one.
 
     Raises:
         Archived: there are none that have.

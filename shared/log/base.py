@@ -45,8 +45,8 @@ TABLES = (BASE_TABLE, STREAMS_TABLE)
 class Base(NamedTuple):
     """The place behind which a table begins.
 
-    ``position``, ``hash``, ``recorded_at``: of the last event before it. ``versions``: of each stream up to there.
-    ``segments``: the folder that has those events, as it was when the log was cut; empty where nothing was.
+    ``position``, ``hash``, ``recorded_at``: those of the last event before it. ``versions``: the version of each stream
+    there. ``segments``: the folder that has those events, as it was when the log was cut; empty: the log was never cut.
     """
 
     position: int = 0
@@ -61,7 +61,7 @@ class Base(NamedTuple):
         return self.position > 0
 
     def sha256(self) -> str:
-        """Return the digest of all that the chain goes on from; the folder is not part of it."""
+        """Return the digest of all that the chain goes on from; the folder is no part of it."""
         values = [self.position, self.hash, self.recorded_at, dict(self.versions)]
         return hashlib.sha256(canonical_json(values).encode()).hexdigest()
 

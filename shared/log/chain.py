@@ -29,7 +29,7 @@ class ChainReport:
     ``events``: number of rows, from the first on, that are intact. ``problem``: position and defect of the next row;
     empty if there is none. ``head``: hash of the last intact row. Rows cut off at the end leave a valid, shorter chain:
     compare ``head`` with an earlier one to notice that (``shared.log.anchors``). ``skipped``: what a newer version of
-    the program wrote; the chain covers it, and no more can be said of it. ``begins_after``: the table begins behind
+    the program wrote; the chain covers it, and nothing else can be checked. ``begins_after``: the table begins behind
     this position, up to which the log is archived; 0: it was never cut.
     """
 

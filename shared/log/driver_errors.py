@@ -14,7 +14,7 @@ from shared.errors import AccessDenied, Corrupt, Unavailable, UnicronError
 from shared.log import refusals
 
 _REFUSED_HERE = re.compile(r"no password supplied|Permission denied")
-"""What libpq says itself, without a server: always in English, since no program here sets ``LC_MESSAGES``."""
+"""Words of libpq itself, without a server: always in English, since no program here sets ``LC_MESSAGES``."""
 
 _SQLITE_REFUSED = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
 
@@ -45,7 +45,7 @@ def database_errors(what: str) -> Iterator[None]:
         yield
     except PoolTimeout as err:
         raise Unavailable(f"{what}: no connection is free") from err
-    except sqlite3.Error as err:  # of a statement that went past SQLAlchemy
+    except sqlite3.Error as err:  # an error of a statement that went past SQLAlchemy
         with database_errors(what):
             raise DBAPIError.instance("", None, err, sqlite3.Error) from err
     except DBAPIError as err:

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 R = TypeVar("R")
 
 MOST = 64
-"""Requests in one transaction. The cost of a commit is spread over as many, and another process that waits for the
+"""Most requests in one transaction. The cost of a commit is spread over them, and another process that waits for the
 writer's lock waits for so many at most."""
 
 
@@ -43,8 +43,8 @@ class GroupCommit(Generic[R]):
     """Brings the requests of several threads together.
 
     Args:
-        commit: called with some requests in the order in which they came, by one thread at a time. What becomes of
-            each is noted in the request. What ``commit`` raises, the thread that leads raises; the other requests of
+        commit: called with some requests in the order in which they came, by one thread at a time. ``commit`` notes the
+            outcome of each in the request. The thread that leads raises what ``commit`` raises; the other requests of
             the call then wait for the next one, so ``commit`` must be safe to repeat.
     """
 
@@ -94,7 +94,7 @@ class GroupCommit(Generic[R]):
                 self._queue[0].wake()
 
     def _withdraw(self, own: _Waiting[R]) -> None:
-        """Give up a request whose thread does not wait any more. It may be committed all the same."""
+        """Give up a request whose thread no longer waits. The request may be committed all the same."""
         with self._lock:
             if own in self._queue:
                 self._queue.remove(own)

@@ -58,13 +58,13 @@ ACK_WAIT_S = 5.0
 """Time after which the server delivers an unacknowledged message again. The follower skips it by its position."""
 
 _RETRY_S = 0.1
-"""Pause after an error of the bus while following. While the bus is away, this is how often the table is read."""
+"""Pause after an error of the bus while following. While the bus is away, the table is read at this interval."""
 
 _READ = 500
-"""Records read from the table at once."""
+"""Number of records that are read from the table at once."""
 
 _MOST_AT_ONCE = 500
-"""Records that a follower of several gets at most at once: more would keep its reader waiting."""
+"""Most records at once that a follower of several gets: more would keep its reader waiting."""
 
 Handle = Callable[[Recorded], Awaitable[None]]
 HandleSeveral = Callable[[Sequence[Recorded]], Awaitable[None]]
@@ -76,9 +76,9 @@ class Journal:
     ``close`` leaves log and bus open: the caller that opened them closes them.
 
     Args:
-        log: for calls that do not wait for a database that is away.
+        log: the log, for calls that do not wait for a database that is away.
         bus: connected.
-        outages: where the waits of this journal are noted.
+        outages: notes the waits of this journal.
         replicas: on how many NATS servers the log's stream is kept at least.
     """
 
@@ -97,7 +97,7 @@ class Journal:
         """Position up to which the stream is known to have the log."""
 
     async def start(self) -> None:
-        """Relay now, after each append what was appended, and every ``RELAY_INTERVAL_S`` what the stream lacks."""
+        """Relay what was appended now and after each append, and what the stream lacks every ``RELAY_INTERVAL_S``."""
         if self._task is None:
             self._task = asyncio.create_task(self._keep_relaying(), name="relay")
 
@@ -135,7 +135,7 @@ class Journal:
         Args:
             events: to append.
             expected: stream -> version the stream must have now.
-            limit_s: how long a database that is away is waited for; None: without limit.
+            limit_s: how long to wait for a database that is away; None: without limit.
 
         Raises:
             Unavailable: the limit has passed; whether the events were appended is not known.
@@ -158,7 +158,7 @@ class Journal:
         """Return the position of the last event; 0 when the log is empty.
 
         Raises:
-            Unavailable: the database does not answer. It is not waited for.
+            Unavailable: the database does not answer. This call does not wait for it.
         """
         return await asyncio.to_thread(self.log.last_position)
 
@@ -190,7 +190,7 @@ class Journal:
     async def sleep(self, seconds: float) -> None:
         """Sleep until the log has been there for so many seconds without a break, as far as this process knows.
 
-        For who waits for an event of another service, which cannot append without the log either.
+        A process calls this while it waits for an event of another service, which cannot append without the log either.
         """
         while True:
             count = self.outages.count
@@ -217,12 +217,12 @@ class Journal:
         Args:
             handle: called with each record; its exception ends the following and is raised here.
             consumer: name of the durable consumer: one for each follower.
-            after: the position up to which the follower has every record; this counts, not the consumer's position.
+            after: the position up to which the follower has every record; this position counts, not the consumer's.
 
         Raises:
             Unavailable: the bus was closed.
             Corrupt: the log has lost a record that ``handle`` got: it was restored from a backup, or the server that
-                took over after a failure lacks it. Who follows must start anew.
+                took over after a failure lacks it. The follower must start anew.
         """
 
         async def handle_one(records: Sequence[Recorded]) -> None:
@@ -232,7 +232,7 @@ class Journal:
         await _Follower(self, self._bus, handle_one, consumer, after, most=1).run()
 
     async def follow_several(self, handle: HandleSeveral, *, consumer: str, after: int) -> None:
-        """Follow as ``follow``; all records that are there at once go into one call, which may be a transaction."""
+        """Follow as ``follow`` does, but handle all records that are there at once in one call: a transaction."""
         self.handled = after
         await _Follower(self, self._bus, handle, consumer, after, most=_MOST_AT_ONCE).run()
 
@@ -246,7 +246,7 @@ class Journal:
             looks = now_s() >= looked_s + RELAY_INTERVAL_S
             looked_s = now_s() if looks else looked_s
             try:
-                # Own rows go at once, which shows whether the stream is the log's, too.
+                # Own rows are published at once, which shows whether the stream is the log's, too.
                 looks = looks and not fresh and not trouble
                 self.relayed = await (self._relay.keep_up() if looks else self._relay.run(fresh))
                 trouble = ""
@@ -302,7 +302,7 @@ class _Follower:
                     continue
                 await self._take(messages)
                 with contextlib.suppress(nats.errors.Error), cancellation.kept():
-                    await messages[-1].ack()  # and with it those before it
+                    await messages[-1].ack()  # and with that message all before it
         finally:
             await self._unsubscribe()
 
@@ -335,7 +335,7 @@ class _Follower:
         return records[known:]
 
     async def _take(self, messages: Sequence[Msg]) -> None:
-        """Handle the messages that continue the log; where one does not, read the table."""
+        """Handle the messages that continue the log; if one does not, read the table."""
         fresh: list[Recorded] = []
         position, hash_ = self._position, self._hash
         for message in messages:
@@ -360,7 +360,7 @@ class _Follower:
             self._journal.handled = self._position
 
     async def _next(self) -> list[Msg]:
-        """Return the next message, and those that wait behind it; none if none came in time or the bus failed."""
+        """Return the next message and those that wait behind it; none if no message came in time or the bus failed."""
         try:
             if not self._bus.connected and not self._bus.closed:
                 await asyncio.sleep(_RETRY_S)
@@ -369,7 +369,7 @@ class _Follower:
                 if self._subscription is None:
                     self._subscription = await self._subscribe()
                 messages = await self._subscription.fetch(1, timeout=FETCH_TIMEOUT_S)
-                # As many as are there: a pull of more would wait for the rest.
+                # Only as many as are there: a pull of more would wait for the rest.
                 if waiting := min(messages[0].metadata.num_pending, self._most - 1):
                     messages += await self._subscription.fetch(waiting, timeout=FETCH_TIMEOUT_S)
                 return messages

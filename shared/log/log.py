@@ -4,9 +4,9 @@
     log.read(after=position)  records in order, a page; read_all() yields every record
     log.verify()              recomputes every hash, position and stream version
 
-Of a log that was cut over (``cutover``) the table begins behind archived segments. Appends go on from there, and
-reading takes positions below from the segments (``archived``). What examines the table itself (``rows``, ``scan``,
-``verify``) begins where it does.
+The table of a log that was cut over (``cutover``) begins behind archived segments. Appends go on from there, and
+reading takes positions below from the segments (``archived``). The methods that examine the table itself (``rows``,
+``scan``, ``verify``) begin where the table does.
 
 A reader never sees position n + 1 before n: a lock that lasts until the commit covers the choice of positions.
 ``schema`` defines the table and opens the database; ``writing`` has the transaction that appends, ``group`` brings
@@ -91,8 +91,8 @@ class EventLog:
     def append(self, events: Sequence[Event], *, expected: Mapping[str, int] | None = None) -> list[Recorded]:
         """Append events in one transaction and return them with their places, in the order given.
 
-        Appends of several threads that wait at the same time share a transaction (``shared.log.group``). Each is all or
-        nothing by itself, and fails by itself.
+        Appends of several threads that wait at the same time share a transaction (``shared.log.group``). Each append is
+        all or nothing by itself, and fails by itself.
 
         An event whose id is in the log already is not appended again: its record is returned. ``expected`` is checked
         unless there is nothing new to append. So after ``Unavailable``, when it is not known whether the transaction
@@ -129,7 +129,7 @@ class EventLog:
         Waits for another writer for as long as an append does.
 
         Raises:
-            Unavailable: they could not.
+            Unavailable: they could not be appended.
             AccessDenied: the database refuses.
         """
         with database_errors(self._what), transaction(self._database):
@@ -142,8 +142,8 @@ class EventLog:
         """Append events of a simulated history, with the times at which they are recorded there, in one transaction.
 
         Args:
-            history: times, which do not fall, and the events that are recorded at each. A time before that of the last
-                event of the log becomes that one.
+            history: times, which do not fall, and the events that are recorded at each. A time before that of the log's
+                last event is replaced by that.
 
         Raises:
             Conflict, InvalidInput, Unavailable: as ``append``.
@@ -163,7 +163,7 @@ class EventLog:
         Args:
             after: position.
             limit: most records.
-            types: of events that are read; empty: all.
+            types: the types of events that are read; empty: all.
 
         Raises:
             Corrupt: a record cannot be read back.
@@ -208,7 +208,7 @@ class EventLog:
             return int(connection.scalar(select(func.max(_COLUMNS.position))) or self.base.position)
 
     def last_before(self, end: int | datetime) -> int:
-        """Return the last position before another one, or of what was recorded before a time; the base if none is."""
+        """Return the last position before another one, or of what was recorded before a time; else the base."""
         within = _COLUMNS.position < end if isinstance(end, int) else _COLUMNS.recorded_at < utc_text(end)
         with database_errors(self._what), self._database.engine.connect() as connection:
             found = connection.scalar(select(func.max(_COLUMNS.position)).where(within))
@@ -251,7 +251,9 @@ class EventLog:
             yield from (scan or Scan(self.base)).rows(stored)
 
     def rows(self) -> Generator[StoredRow]:
-        """Yield every row of the table, in order, as it is stored. Who stops before the end closes the generator.
+        """Yield every row of the table, in order, as it is stored.
+
+        A caller that stops before the end closes the generator.
 
         Raises:
             Corrupt: the database is damaged.
@@ -261,7 +263,7 @@ class EventLog:
             yield from every_row(self._database)
 
     def archived_rows(self) -> Iterator[StoredRow]:
-        """Yield every row up to the base, in order, from the segments; of a log that was never cut there are none.
+        """Yield every row up to the base, in order, from the segments; a log that was never cut has none.
 
         Raises:
             Archived: a segment is not there.
@@ -327,7 +329,7 @@ class EventLog:
             if stored.type in types:
                 yield stored.position, stored.event_id, stored.data
         query = select(_COLUMNS.position, _COLUMNS.event_id, _COLUMNS.data).where(_COLUMNS.type.in_(types))
-        if after:  # else no lower bound, so that a row at a position below 1 is found
+        if after:  # otherwise no lower bound, so that a row at a position below 1 is found
             query = query.where(_COLUMNS.position > after)
         with database_errors(self._what), self._database.engine.connect() as connection:
             for row in connection.execute(query.order_by(_COLUMNS.position).execution_options(yield_per=BATCH)):
@@ -344,7 +346,7 @@ class EventLog:
     def doubled_ids(self) -> list[tuple[str, int, int]]:
         """Return the event ids that several rows have, with the first and the last of their positions.
 
-        The unique index is not asked: who changed the file may have changed the index.
+        The unique index is not asked, since whoever changed the file may have changed the index.
         """
         stored = _COLUMNS.event_id + ""
         places = func.min(_COLUMNS.position), func.max(_COLUMNS.position)
@@ -389,12 +391,12 @@ class EventLog:
                 write(opened, appends, self._clock, self.base)
         except Unavailable as err:
             for append in appends:
-                append.error = copy.copy(err)  # each is raised in a thread of its own, which adds a traceback to it
+                append.error = copy.copy(err)  # each is raised in a thread of its own, which adds a traceback
                 append.error.__cause__ = err.__cause__
         except Exception as err:
             if len(appends) == 1:
                 appends[0].error = err
-            else:  # the database has refused one of them, and does not say which
+            else:  # the database has refused one, and does not say which
                 for append in appends:
                     self._commit([append])
 

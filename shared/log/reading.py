@@ -1,7 +1,7 @@
 """Rows of the table as they are stored: a page of them, or all.
 
 SQLite's driver is asked past SQLAlchemy, as ``writing`` does it: SQLAlchemy and a map for each row take four times as
-long as the driver. ``log`` reads by this module, ``scan`` checks what was read.
+long as the driver. ``log`` reads by this module; ``scan`` checks the rows that were read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sqlalchemy import func, select
 from shared.log.schema import COLUMNS, TABLE, Database, StoredRow, stored_row, text_of
 
 BATCH = 500
-"""Rows fetched at once in a scan: bounds the memory, whatever the size of the log."""
+"""Number of rows that are fetched at once in a scan, which bounds the memory whatever the size of the log."""
 
 _ROWS = f"SELECT {', '.join(COLUMNS)} FROM log"  # nosec B608 # made of constants, as are those below
 # No lower bound, so that a row at a position below 1 is found.
@@ -31,8 +31,7 @@ def every_row(database: Database) -> Generator[StoredRow]:
     """Yield every row that is there now, in order.
 
     Raises:
-        DBAPIError: of PostgreSQL's driver, by SQLAlchemy.
-        sqlite3.Error: of SQLite.
+        DBAPIError: an error of PostgreSQL's driver, by SQLAlchemy. sqlite3.Error: an error of SQLite.
     """
     if database.sqlite:
         with closing(database.engine.raw_connection()) as raw:
@@ -64,11 +63,7 @@ def _cells(driver: sqlite3.Connection) -> Iterator[Any]:
 
 
 def page(database: Database, after: int, limit: int, types: Sequence[str]) -> list[StoredRow]:
-    """Return the rows after a position, in order, at most ``limit``; those of some types, if any are named.
-
-    Raises:
-        DBAPIError, sqlite3.Error: as ``every_row``.
-    """
+    """Return the rows after a position, in order, at most ``limit``; only those of some types, if any are named."""
     if database.sqlite:
         with closing(database.engine.raw_connection()) as raw:
             cursor = raw.cursor()

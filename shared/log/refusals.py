@@ -19,7 +19,7 @@ TRY_S = 5.0
 """Time for that attempt. The attempt before it was answered within the time-out of a connection, which is shorter."""
 
 TEXTS = 256
-"""Texts that are remembered: a server's few refusals, for several roles and databases."""
+"""Most texts that are remembered: a server's few refusals, for several roles and databases."""
 
 _CODE = re.compile(rb'^[^\t\n]*\tB\t\d+\tErrorResponse\t[^\n]*? C "([0-9A-Z]{5})"', re.MULTILINE)
 """An error of the server in libpq's record (``PQtrace``): time, direction, length, kind, fields."""
@@ -31,7 +31,7 @@ def sqlstate(error: Any) -> str | None:
     """Return the SQLSTATE with which a server has refused a connection.
 
     Args:
-        error: of the driver, raised by an attempt to connect.
+        error: the driver's error, raised by an attempt to connect.
 
     Returns:
         None if no server has answered, or the connection succeeds now.
@@ -71,7 +71,7 @@ def _ask(parameters: dict[str, str]) -> tuple[bool, str | None]:
 
 
 def _finish(connection: PGconn) -> bool:
-    """Go through an attempt to connect to its end, or for ``TRY_S``; return whether it has succeeded."""
+    """Bring an attempt to connect to its end, for at most ``TRY_S``; return whether it has succeeded."""
     from psycopg.pq import PollingStatus
 
     deadline_s = time.monotonic() + TRY_S

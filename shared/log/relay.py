@@ -37,7 +37,8 @@ SUBJECT = "unicron.log"
 """Prefix of the messages' subjects; the event's type follows."""
 
 HASH_HEADER = "Unicron-Hash"
-"""Header with the record's hash. Equal hashes at one position mean equal logs up to it: each covers the one before."""
+"""Header with the record's hash. Equal hashes at one position mean equal logs up to it, since a hash covers all before
+it."""
 
 _NOT_THE_NEXT = (10070, 10071, 10164)
 """JetStream's error codes for an expected last message id, or last sequence, that is not the stream's."""
@@ -63,12 +64,12 @@ COMPARE_INTERVAL_S = 10.0
 changed. A stream that is deleted or altered meanwhile is found by the next append, or after this time."""
 
 _BATCH = 256
-"""Rows read from the table at once."""
+"""Number of rows that are read from the table at once."""
 
 _IN_FLIGHT = 32
-"""Rows that are published at once, of which the last is acknowledged: the way to the server and back is then little
-beside what sending them takes. The loop is kept for some milliseconds, and what is not acknowledged yet is some
-megabytes at most."""
+"""Number of rows that are published at once, of which only the last is acknowledged: the way to the server and back is
+then little beside the time of sending them. The event loop is held for some milliseconds, and rows that are not
+acknowledged yet are some megabytes at most."""
 
 _ENVELOPE_BYTES = 4096
 """Bytes of a message left for subject and headers."""
@@ -88,7 +89,7 @@ def encode(row: StoredRow) -> bytes:
 
 
 def decode(payload: bytes) -> Recorded | None:
-    """Return the record in a message; None if there is none (it was too large, or another program's message)."""
+    """Return the record in a message; None if there is none: it was too large, or another program sent the message."""
     try:
         return Recorded.model_validate_json(payload)
     except ValueError:
@@ -100,7 +101,7 @@ class _Unusable(Exception):
 
 
 class _Older(_Unusable):
-    """The stream begins before the table: the log was cut over since it was made."""
+    """The stream begins before the table: the log was cut over since the stream was made."""
 
 
 class _Contradiction(_Unusable):
@@ -121,7 +122,7 @@ class _Equal(NamedTuple):
     position: int
     reconnects: int
     until_s: float
-    """When that ends, on the monotonic clock."""
+    """The time at which that ends, on the monotonic clock."""
 
     def counts(self, reconnects: int, now_s: float) -> bool:
         """Return whether the stream still counts as equal."""
@@ -132,7 +133,7 @@ class Relay:
     """Publishes the rows that the stream lacks. Each process has one; its runs are serialised.
 
     Args:
-        log: of which the rows are.
+        log: the log whose rows are published.
         bus: connected to the server of the stream.
         replicas: on how many NATS servers the stream is kept at least.
     """
@@ -145,15 +146,15 @@ class Relay:
         self._not_taken: tuple[int, float] | None = None
         """The position that the stream did not take at the last attempt, and the time of the first one."""
         self._created: datetime | None = None
-        """When the stream was made that was compared last."""
+        """The time at which the stream that was compared last was made."""
         self._equal: _Equal | None = None
 
     async def keep_up(self) -> int:
         """Do as ``run`` where the stream may differ from the table; return the stream's last sequence.
 
         A comparison costs server and process milliseconds each time, and most of the time nothing happens. While the
-        stream grows, who has appended the rows relays them: they are left to that process, as two that publish the same
-        rows take each other's places, and both compare then.
+        stream grows, the process that has appended the rows relays them: two that publish the same rows would take each
+        other's places, and both would compare then.
 
         Raises:
             Unavailable: the server does not answer.
@@ -168,9 +169,9 @@ class Relay:
         """Publish every row that the stream lacks; return the stream's last sequence.
 
         Args:
-            fresh: rows that were just appended, in log order. The stream has all before them as a rule, and then
-                one publication each is all that is needed: the stream takes none of them at another place, nor behind
-                another message. Otherwise, or without any, the stream is compared with the table first.
+            fresh: rows that were just appended, in log order. The stream usually has all rows before them, and then one
+                publication each is enough: the stream takes none of them at another place, nor behind another message.
+                Otherwise, or without any, the stream is compared with the table first.
             unless_beyond: publish nothing if the stream, once compared, is beyond this sequence.
 
         Raises:
@@ -246,7 +247,7 @@ class Relay:
             return await self._built(config)
         present = info.config.num_replicas or 1
         if present >= self._replicas:
-            # Fewer are never made: a service with another setting would only add them again.
+            # A stream never gets fewer replicas: a service with another setting would only add them again.
             return info
         logger.info("stream %s is kept on %d servers, and on %d from now on", STREAM, present, self._replicas)
         return await self._bus.jetstream.update_stream(info.config.evolve(num_replicas=self._replicas))
@@ -285,22 +286,22 @@ class Relay:
         return sequence
 
     async def _publish_fresh(self, rows: Sequence[StoredRow]) -> bool:
-        """Publish rows on the chance that the stream has all before them; return whether it has taken all."""
+        """Publish rows on the chance that the stream has all before them; return whether the stream has taken all."""
         try:
             return await self._publish(rows, follows=True)
         except (TimeoutError, nats.js.errors.NoStreamResponseError):
-            return False  # stuck or slow; or it does not exist
+            return False  # the stream is stuck or slow, or does not exist
 
     async def _publish(self, rows: Sequence[StoredRow], *, follows: bool = False) -> bool:
         """Publish rows; return whether the stream has taken all.
 
         Several are on their way at a time, and the last of them alone is acknowledged. The server takes them in the
         order in which they are sent, and none behind one that it has not taken: each names the sequence that it must
-        follow. So it has all if it has the last.
+        follow. So the stream has all rows if it has the last.
 
         Args:
             rows: in log order.
-            follows: whether each also names the message that it must follow, where that is not the row before it.
+            follows: whether each row also names the message that it must follow, if that is not the row before it.
         """
         before = ""
         for first in range(0, len(rows), _IN_FLIGHT):

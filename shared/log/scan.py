@@ -1,7 +1,7 @@
 """The whole log in one pass: each row is checked and read once, and nothing ends the pass but the database.
 
-Services read by ``EventLog.read``, where an event that is not known, or that is damaged, is an error. Who examines a
-log (``unicron replay``) goes on behind it and says what is wrong or was skipped.
+Services read by ``EventLog.read``, where an event that is not known, or that is damaged, is an error. A program that
+examines a log (``unicron replay``) goes on behind such an event and says what is wrong or was skipped.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from shared.log.schema import StoredRow
 from shared.log.unreadable import Skipped, known_part, skipped, unreadable
 
 CHUNK = 32
-"""Rows that are checked, then parsed, then compared, each step for all of them: so the code of a step stays in the
-processor's caches, and the rows do too. Row by row, ``benchmarks/log.py`` reads and folds a quarter slower."""
+"""Number of rows that are checked, then parsed, then compared, each step for all of them: so the code of a step and the
+rows stay in the processor's caches. Row by row, ``benchmarks/log.py`` reads and folds a quarter slower."""
 
 
 _TIME_LENGTH = len("2024-01-01T00:00:00.000000+00:00")
@@ -50,7 +50,7 @@ class Scan:
     ``check``: the state of the chain's check, which is up to ``CHUNK`` rows ahead of what ``rows`` has yielded.
 
     Args:
-        base: behind which the first row lies.
+        base: the place behind which the first row lies.
     """
 
     def __init__(self, base: Base = START) -> None:
@@ -92,7 +92,7 @@ def _chunks(stored: Iterable[StoredRow]) -> Iterator[list[StoredRow]]:
     while True:
         chunk: list[StoredRow] = []
         try:
-            chunk.extend(itertools.islice(rows, CHUNK))  # keeps what came before an error
+            chunk.extend(itertools.islice(rows, CHUNK))  # the error comes behind the rows before it
         except UnicronError:
             yield chunk
             raise

@@ -41,7 +41,7 @@ BUSY_TIMEOUT_S = 30.0
 be seconds, and an error would lose a decision."""
 
 ABANDONED_S = 30.0
-"""How long PostgreSQL leaves an append open whose writer says nothing. The writer's machine may have lost its power
+"""How long PostgreSQL keeps an append open whose writer says nothing. The writer's machine may have lost its power
 while it had the lock, and without this limit no other service could append until the kernel gives up the connection,
 after hours. A living writer needs milliseconds between two statements."""
 
@@ -121,7 +121,8 @@ class StoredRow(NamedTuple):
 COLUMNS = list(StoredRow._fields)
 
 stored_row: Callable[[Iterable[Any]], StoredRow] = functools.partial(tuple.__new__, StoredRow)
-"""Makes a row of values in the order of ``COLUMNS``; called for each row of a log, so no function of Python's."""
+"""Makes a row of values in the order of ``COLUMNS``. It is called for each row of a log, so it is no Python
+function."""
 
 
 def begin_write(connection: sa.Connection) -> None:
@@ -255,7 +256,7 @@ class Database:
 
 
 def _identity(path: Path | None) -> tuple[int, int] | None:
-    """Return which file is at a path; None if there is none."""
+    """Return which file is at a path, as device and inode; None if there is none."""
     if path is None or not path.exists():
         return None
     found = path.stat()
@@ -311,7 +312,7 @@ def _sqlite_connect(path: Path, mode: str) -> Callable[[], sqlite3.Connection]:
 
 
 text_of = functools.partial(str, encoding="utf-8", errors="surrogateescape")
-"""Makes text of the bytes in a cell. Called for nine cells of each row, so no function of Python's."""
+"""Makes text of the bytes in a cell. It is called for nine cells of each row, so it is no Python function."""
 
 
 def checkpoint(engine: sa.Engine) -> None:

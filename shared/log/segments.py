@@ -26,18 +26,19 @@ ENDINGS = (".jsonl", ".jsonl.gz")
 """Endings of a segment's file."""
 
 MANIFEST = ".manifest.json"
-"""What a manifest's name has behind that of its segment."""
+"""The ending that a manifest's name adds to that of its segment."""
 
 _COLUMNS = set(COLUMNS)
 
 _CHUNK_BYTES = 1 << 20
-"""Bytes of a file that are read at once for its digest."""
+"""Number of bytes of a file that are read at once for its digest."""
 
 
 class Manifest(Model):
     """What a segment has.
 
-    ``previous_hash``: of the row before the first one. ``head``: hash of the last row. ``sha256``: of the file's bytes.
+    ``previous_hash``: hash of the row before the first one. ``head``: hash of the last row. ``sha256``: digest of the
+    file's bytes.
     """
 
     format: Literal["unicron-log-segment"] = "unicron-log-segment"
@@ -60,7 +61,7 @@ def is_segment(path: Path) -> bool:
 
 
 def segments_in(folder: Path) -> list[Path]:
-    """Return the segments in a folder, by their names: those that ``archive`` gives sort by position."""
+    """Return the segments in a folder, sorted by their names: names that ``archive`` gives sort by position."""
     return sorted(path for path in folder.iterdir() if is_segment(path) and not path.name.startswith("."))
 
 

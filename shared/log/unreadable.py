@@ -2,9 +2,9 @@
 
 The log is stricter than the bus (``shared.bus.messages``). A service that skips an event, or a field of one, would fold
 another state than the service that wrote the event, decide otherwise, and relay the event without the field. So a
-record that is not fully known is an error, which names its position, type and version. Who examines a log goes on
-behind what a newer version has written (``shared.log.scan``), with the part that is known. A log with an event of an
-older version than is readable here is refused as a whole: what follows could not be judged.
+record that is not fully known is an error, which names its position, type and version. A program that examines a log
+goes on behind what a newer version has written (``shared.log.scan``), with the part that is known. A log with an event
+of an older version than is readable here is refused as a whole: what follows could not be judged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NEWEST: dict[str, int] = {
 class Skipped:
     """What was skipped of an event that a newer version of the program wrote.
 
-    ``what``: the event and what is not known of it, in words. ``whole``: whether all of the event was skipped.
+    ``what``: the event, and which part of it is not known, in words. ``whole``: whether all of the event was skipped.
     """
 
     position: int
@@ -44,7 +44,7 @@ def unreadable(position: object, data: object, err: Exception) -> UnicronError:
     """Return the error of a record whose event cannot be parsed.
 
     Args:
-        position: of the record.
+        position: the record's.
         data: the event as it is stored.
         err: the parser's error.
 
@@ -55,7 +55,7 @@ def unreadable(position: object, data: object, err: Exception) -> UnicronError:
     """
     try:
         event = from_json(data) if isinstance(data, str) else None
-    except (ValueError, TypeError):  # TypeError: bytes that are no Unicode
+    except (ValueError, TypeError):  # TypeError: the bytes are no Unicode
         event = None
     if not isinstance(event, dict):
         return Corrupt(f"position {position}: not an event ({_sentence(err)})")

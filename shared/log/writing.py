@@ -43,9 +43,9 @@ class Draft(NamedTuple):
 class Append:
     """The events of one call of ``EventLog.append``.
 
-    ``drafts``: of each, before it has a place. ``expected``: stream -> version that it must have. ``recorded_at``: of a
-    simulated history, when they are recorded; None: by the clock.
-    ``rows``: once committed, the rows of all events, in the order given. ``error``: why nothing of it was appended.
+    ``drafts``: each event before it has a place. ``expected``: stream -> version that it must have. ``recorded_at``: in
+    a simulated history, when they are recorded; None: the clock says. ``rows``: once committed, the rows of all events,
+    in the order given. ``error``: why nothing of it was appended.
     """
 
     drafts: list[Draft]
@@ -81,7 +81,7 @@ class _Sqlite:
         return list(self._cursor.execute(self._KNOWN, (json.dumps(list(event_ids)),)))
 
     def versions(self, streams: Iterable[str]) -> list[Any]:
-        """Return each stream with its newest version; None if it has no event."""
+        """Return each stream with its newest version; None if the stream has no event."""
         return list(self._cursor.execute(self._VERSIONS, (json.dumps(list(streams)),)))
 
     def insert(self, rows: list[StoredRow]) -> None:
@@ -90,7 +90,7 @@ class _Sqlite:
 
 
 class _Postgresql:
-    """A write transaction of PostgreSQL; as that of SQLite."""
+    """A write transaction of PostgreSQL, with the same methods as that of SQLite."""
 
     _KNOWN = f"{_ROWS} WHERE event_id = ANY(%s)"
     _VERSIONS = f"SELECT value, {_VERSION} FROM unnest(%s::text[]) AS streams (value)"  # nosec B608
@@ -120,8 +120,7 @@ def transaction(database: Database) -> Iterator[Transaction]:
     """Return a write transaction that has the writer's lock; it is committed at the end of the block.
 
     Raises:
-        DBAPIError: of PostgreSQL's driver, by SQLAlchemy.
-        sqlite3.Error: of SQLite.
+        DBAPIError: an error of PostgreSQL's driver, by SQLAlchemy. sqlite3.Error: an error of SQLite.
     """
     if not database.sqlite:
         with database.writer.begin() as opened:
@@ -163,8 +162,8 @@ def write(opened: Transaction, appends: Sequence[Append], clock: Clock, base: Ba
     Args:
         opened: has the writer's lock.
         appends: in the order in which they came.
-        clock: source of ``recorded_at`` where an append has none of its own; there is one for the transaction.
-        base: behind which the table begins.
+        clock: source of ``recorded_at`` where an append has none of its own; the transaction has one.
+        base: the place behind which the table begins.
     """
     writer = _Writer(opened, appends, clock, base)
     for append in appends:
@@ -209,7 +208,7 @@ class _Writer:
         if new:
             self._check_versions(append.expected)
             at = self._now if append.recorded_at is None else utc_text(append.recorded_at)
-            self._recorded_at = max(at, self._recorded_at)  # never falls, whatever the clock does
+            self._recorded_at = max(at, self._recorded_at)  # the time never falls, whatever the clock does
             self._place(new.values())
         return [self._known[draft.event_id] for draft in append.drafts]
 

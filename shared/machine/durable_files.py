@@ -12,7 +12,7 @@ def replace_file(path: Path, *parts: bytes, mode: int) -> None:
     """Write a file in place of the one of its name; it is on the disk when this returns.
 
     Args:
-        path: of the file; its folder is made where it is missing.
+        path: the file's path; its folder is made if it is missing.
         parts: the contents, one part after the other.
         mode: who may read and write it; nobody else may at any time.
 

@@ -2,9 +2,9 @@
 
     <seconds since the epoch> <bytes>
 
-Ranks write their output themselves, and put no time on its lines. So the agent notes the sizes while they grow, and who
-asks for the output since a time gets it from the last size that was noted before then: up to ``EVERY_S`` and a look of
-the agent earlier, and never later.
+Ranks write their output themselves, and put no time on its lines. So the agent notes the sizes while they grow, and
+whoever asks for the output since a time gets it from the last size that was noted before then. That is earlier by up to
+``EVERY_S`` and a look of the agent, and never later.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ EVERY_S = 5.0
 """Time between two notes while the output grows: a week of steady output is 120,000 lines, 3 MB."""
 
 ENDING = ".times"
-"""Is added to the name of the output."""
+"""Suffix that is added to the name of the output."""
 
 MOST_BYTES = 64 << 20
-"""What is read of such a file: that of months. The user's code may write there, too."""
+"""Most bytes that are read of such a file: those of months. The user's code may write there, too."""
 
 
 def times_path(output: Path) -> Path:
@@ -44,7 +44,7 @@ def note_of(line: bytes) -> tuple[float, int] | None:
 def size_at(lines: Iterable[bytes], since_s: float) -> int | None:
     """Return the size that output had at the last note up to a time; None where nothing is known of that time.
 
-    0 where all of it came later, or where it was emptied since then.
+    The size is 0 if all output came later, or if the file was emptied since then.
     """
     size_bytes, known = 0, False
     for line in lines:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 PARENT_DEATH_VARIABLE = "UNICRON_PARENT_DEATH"
-"""Environment variable: the process ends with its parent. The value is the parent's pid, or ``1`` for any parent."""
+"""Environment variable that has the process end with its parent. The value is the parent's pid, or ``1`` for any
+parent."""
 
 _PR_SET_PDEATHSIG = 1
 """The option of ``prctl(2)`` that sets the parent-death signal (value from ``linux/prctl.h``)."""
@@ -59,14 +60,14 @@ def hide_memory() -> None:
 
 
 def collect_seldom() -> None:
-    """Have the collector run seldom in this process from now on, and not look at what there is already."""
+    """Have the collector run seldom in this process from now on, and not visit the objects that there are already."""
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
 
 
 @contextmanager
 def seldom_collecting() -> Iterator[None]:
-    """Have the collector run seldom meanwhile."""
+    """Have the collector run seldom within this block."""
     before = gc.get_threshold()
     gc.set_threshold(*THRESHOLDS)
     try:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 OPEN_FILES = 4096
-"""A rank has a connection to each rank of its groups, and the agent a few to each of its own. The usual limit of 1024
-ends at some hundreds of ranks."""
+"""Descriptors that are enough. A rank has a connection to each rank of its groups, and the agent a few to each of its
+own. The usual limit of 1024 is reached at some hundreds of ranks."""
 
 RAISED_OPEN_FILES = 65_536
-"""Descriptors to which an agent raises its own limit, as far as it may: what container engines give."""
+"""Number of descriptors to which an agent raises its own limit, as far as it may: what container engines give."""
 
 THREADS_PER_WORKER = 256
 """Threads of a rank: those of its mathematics library, of gloo or NCCL for each of its groups, and of its data loaders
@@ -60,15 +60,15 @@ ADVICE = {
     "threads": "raise it (systemd: TasksMax, docker: --pids-limit, shell: ulimit -u)",
     "ports": "widen net.ipv4.ip_local_port_range (sysctl)",
 }
-"""Resource -> what to do where there may be too few."""
+"""Resource -> what to do if there may be too few."""
 
 
 def judged(limits: ProcessLimits, workers: int) -> list[LimitFinding]:
     """Return what the ranks of a node may have, and of what that is less than they need.
 
     Args:
-        limits: of its processes.
-        workers: of the node.
+        limits: the limits of its processes.
+        workers: the number of the node's workers.
     """
     needs = (
         ("open files", limits.open_files, OPEN_FILES),
@@ -96,7 +96,7 @@ def _pids_max() -> int | None:
     try:
         group = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2]
         return int(Path(f"/sys/fs/cgroup{group}/pids.max").read_text())
-    except (OSError, ValueError):  # no such group from in here, or ``max``
+    except (OSError, ValueError):  # there is no such group in here, or the limit is ``max``
         return None
 
 

@@ -68,7 +68,7 @@ class Answer(Message):
 
 
 class Revocation(Message):
-    """The name of the receiver belongs to a newer agent: the receiver has to end."""
+    """The name of the receiver belongs to a newer agent, so the receiver has to end."""
 
     node: Name
     detail: str
@@ -89,7 +89,7 @@ class Departure(Message):
 class DepartureAnswer(Message):
     """The detector's answer. ``left``: the log says so, or has nothing of this agent. ``wait``: tasks are still there.
 
-    ``detail``: why, for people; of ``wait``, the tasks.
+    ``detail``: why, for people; for ``wait``, the tasks.
     """
 
     verdict: Literal["left", "wait", "refused"]

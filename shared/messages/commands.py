@@ -64,7 +64,7 @@ class Prepare(CommandBase):
 class HoldTask(CommandBase):
     """Break the sockets of older generations on these workers; reply when each waits (``step`` in the result).
 
-    ``lost``: the workers whose ranks are lost. Replicas that have none of them finish their micro-batches first. Empty:
+    ``lost``: the workers whose ranks are lost. Replicas without a lost worker finish their micro-batches first. Empty:
     it is not known who is lost.
     """
 
@@ -140,8 +140,8 @@ class ReleaseTask(CommandBase):
     """End the task's processes on these workers; reply when they are gone.
 
     ``all_workers``: the task leaves the node, so end its store and delete its in-memory copies, too. ``keep_copies``:
-    leave these: they may be all that there is of its steps since its newest checkpoint. ``delete_copies``: delete them
-    although none of its workers leaves the node, unless it has a process there: it is over.
+    keep the copies: they may be all that there is of its steps since its newest checkpoint. ``delete_copies``: delete
+    the copies although no worker leaves the node, unless the task has a process there: it is over.
     """
 
     kind: Literal["release"] = "release"
@@ -152,7 +152,7 @@ class ReleaseTask(CommandBase):
 
 
 def _with_kind(value: Any) -> Any:
-    """Refuse a command without a kind, as ``COMMANDS`` does: any other one would be read as a release."""
+    """Refuse a command without a kind, as ``COMMANDS`` does: any other command would be read as a release."""
     if isinstance(value, dict) and "kind" not in value:
         raise ValueError("kind: is needed")
     return value
@@ -183,8 +183,8 @@ class Reply(Message):
 
     ``code``: why the command failed; an agent of another version may send a code that is not known here: it is read as
     ``unknown``, and ``detail`` begins with the code's text. ``detail``: the failure as text for people. ``workers``:
-    the results of the workers; of a failed command, the workers that are not to blame. ``host``, ``port``: of
-    ``OpenStore``.
+    the results of the workers; for a failed command, the workers that are not to blame. ``host``, ``port``: the answer
+    to ``OpenStore``.
     """
 
     command_id: Annotated[str, Field(max_length=256)]

@@ -34,12 +34,12 @@ async def join(bus: Bus, clock: SteadyClock) -> None:
 
     Args:
         bus: connected.
-        clock: of this process, which has not used it yet.
+        clock: the clock of this process, which has not used it yet.
     """
     try:
         reply = await bus.call(TIME, None)
     except Unavailable:
-        pass  # this is the first one, or another version's time cannot be read
+        pass  # this service is the first one, or another version's time cannot be read
     else:
         if (corrected_s := clock.adopt(reply.at)) != 0.0:
             logger.warning("this machine's clock differs from that of the running services by %.0f s", -corrected_s)

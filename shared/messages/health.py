@@ -1,4 +1,4 @@
-"""How a service or an agent is, which it says to anybody who asks."""
+"""The health of a service or an agent, which it reports to anybody who asks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from shared.bus.messages import Integer
 from shared.model import Model
 
 AGENT = "agent-"
-"""What the name of a node's agent begins with; the node follows."""
+"""The beginning of the name of a node's agent; the node follows."""
 
 
 class Health(Model):
     """The reply to a health request.
 
-    ``ready``: the service works. ``detail``: why it does not. ``counters``: numbers by name. ``handled``: position of
-    the log up to which the service has handled it; None: it follows no log.
+    ``ready``: the service works. ``detail``: why it does not work. ``counters``: numbers by name. ``handled``: position
+    of the log up to which the service has handled it; None: it follows no log.
     """
 
     name: str = ""

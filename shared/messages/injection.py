@@ -72,12 +72,12 @@ class RequestedFault:
 
     @property
     def of_rank(self) -> bool:
-        """Whether it strikes a rank; else a node."""
+        """Whether the fault strikes a rank; otherwise it strikes a node."""
         return self.kind in OF_RANKS
 
     @property
     def away_s(self) -> float:
-        """Seconds of a ``disconnect``; infinite for good."""
+        """Seconds of a ``disconnect``; infinite if it never ends."""
         return math.inf if self.argument == FOREVER else float(self.argument)
 
     @property
@@ -154,8 +154,9 @@ def refusal(field: str, value: object, problem: str) -> InvalidInput:
 class FaultRequest(Message):
     """Have a fault happen. ``judge``: only say whether it could.
 
-    ``fault_id``: of the event in the log; an agent lets a fault happen once. ``fault``: as it is written. ``task``,
-    ``worker``, ``rank``: whom a rank's fault strikes. ``step``: None: the next one that the rank begins.
+    ``fault_id``: id of the event in the log; an agent lets a fault happen once. ``fault``: as it is written. ``task``,
+    ``worker``, ``rank``: whom a rank's fault strikes. ``step``: the step at which it happens; None: the next one that
+    the rank begins.
     """
 
     fault_id: MessageId
@@ -170,7 +171,8 @@ class FaultRequest(Message):
 class FaultResult(Message):
     """The answer. ``problem``: why the fault cannot happen; empty: it can, or is on its way.
 
-    ``field``: of the user's request, which the problem is about. ``disabled``: injecting is not enabled on the node.
+    ``field``: the field of the user's request that the problem is about. ``disabled``: whether injecting is not enabled
+    on the node.
     """
 
     incarnation: MessageId

@@ -1,7 +1,7 @@
 """A result of several files, read as the one file that they make: safetensors, all tensors behind one header. Pure.
 
-Ranks write a large result as several files of whole tensors, with an index (``unicron.checkpoint.export``). Who fetches
-it gets one file all the same: the joined header, and then the data of all files, which lie as they are.
+Ranks write a large result as several files of whole tensors, with an index (``unicron.checkpoint.export``). A client
+that fetches it gets one file all the same: the joined header, and then the data of all files, which lie as they are.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Part(NamedTuple):
 
     name: str
     version: str
-    """Text that is another one once the file was changed."""
+    """A text that changes when the file is changed."""
     data_begin: int
-    """Where in the file its tensors' numbers begin, behind the header."""
+    """The place in the file at which its tensors' numbers begin, behind the header."""
     data_bytes: int
 
 
@@ -73,7 +73,7 @@ def names_in(index: bytes) -> list[str]:
     """Return the files that an index lists, in their order.
 
     Raises:
-        ValueError: it is no index of such a result.
+        ValueError: the text is no index of such a result.
     """
     names = sorted(set(_Index.model_validate_json(index).weight_map.values()))
     count = len(names)
@@ -89,7 +89,7 @@ def join(files: Sequence[tuple[str, str, int, bytes]]) -> JoinedResult:
         files: name, version, size in bytes and header (without its length) of each, in their order.
 
     Raises:
-        ValueError: a header is none, or does not describe its file.
+        ValueError: a header is not one of the format, or does not describe its file.
     """
     tensors: dict[str, dict[str, Any]] = {}
     parts: list[Part] = []

@@ -26,8 +26,8 @@ class HangLimitInForce(Model):
     """For how long one rank may make no progress in the phase in which it is.
 
     ``age_s``: for how long it has made none, without the time in which it lacked a CPU. ``source``: what the limit
-    comes from (docs/detector.md, Limits); ``quantile_s``: the 99th percentile that it was made from, if from one;
-    ``samples``: of how many values.
+    comes from (docs/detector.md, Limits); ``quantile_s``: the 99th percentile from which it was made, if it was made
+    from one; ``samples``: the number of values.
     """
 
     worker: WorkerName
@@ -44,10 +44,10 @@ class HangLimitInForce(Model):
 class NodeLimits(Model):
     """For how long one node may be silent, and its ranks may make no progress.
 
-    ``silence_s``: since its newest heartbeat. ``phi``: how suspicious that is. ``ask_s``: silence from which other
-    nodes are asked about it. ``limit_s``: silence that counts. ``source``: what that comes from (docs/detector.md).
-    ``samples``: heartbeats whose delay is known; ``median_delay_s``, ``longest_delay_s``: how late they came, None if
-    there are none.
+    ``silence_s``: the time since its newest heartbeat. ``phi``: how suspicious that is. ``ask_s``: silence from which
+    other nodes are asked about it. ``limit_s``: silence that counts. ``source``: what that comes from
+    (docs/detector.md). ``samples``: heartbeats whose delay is known; ``median_delay_s``, ``longest_delay_s``: how late
+    they came, None if there are none.
     """
 
     node: Name
@@ -67,8 +67,8 @@ class TaskLimits(Model):
 
     ``step_s``: in a step, the longest of its ranks; None while none trains. ``first_steps_s``: in the first steps of a
     process and the first step of a group, ``longest_start_s`` being the longest that a fresh process has needed for its
-    first step; None: there was none. ``between_steps_s``: between two steps, if the rank is idle. ``hard_s``: if the
-    rank is at work there, or in its first steps outside of collectives.
+    first step; None: there was none. ``between_steps_s``: between two steps, if the rank is idle. ``hard_s``: the limit
+    of a rank that is at work there, or in its first steps outside of collectives.
     """
 
     task: Name

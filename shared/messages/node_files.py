@@ -47,7 +47,7 @@ class OutputFile(Model):
 
     @property
     def key(self) -> tuple[int, str]:
-        """What tells the file from the others of its task; also the order of listings."""
+        """What tells the file from the others of its task, and orders listings."""
         return self.generation, self.worker
 
 
@@ -102,10 +102,10 @@ class ReadResult(Message):
 class CheckInputs(Message):
     """Report why a rank on this node could not use the files that a specification names.
 
-    ``vocabulary``: of the model, which has to fit a text. ``task``: under whose user the files are looked at, where
-    tasks have users of their own. ``directories``: below which the files have to be, wherever links lead; None:
-    anywhere. ``secrets``: the variables that the agent would read for the task. ``python``: the Python in which the
-    library is to run its processes; None: the node's own.
+    ``vocabulary``: the model's, which has to fit a text. ``task``: the task under whose user the agent looks at the
+    files, if tasks have users of their own. ``directories``: folders below which the files have to be, wherever links
+    lead; None: anywhere. ``secrets``: the variables that the agent would read for the task. ``python``: the Python in
+    which the library is to run its processes; None: the node's own.
     """
 
     kind: Literal["check-inputs"] = "check-inputs"
@@ -124,7 +124,7 @@ FilesRequest = Annotated[
 
 
 class InputProblem(Model):
-    """Why a field of a specification cannot be used on a node. ``allowed``: what could be."""
+    """Why a field of a specification cannot be used on a node. ``allowed``: what could be used."""
 
     field: Annotated[str, Field(max_length=64)]
     problem: Annotated[str, Field(max_length=REASON_CHARACTERS)]
@@ -134,10 +134,11 @@ class InputProblem(Model):
 class FilesReply(Message):
     """The reply to a request.
 
-    ``code``: of a failed one, that of the exception (``shared.errors``); ``detail``: why, for people. ``files``,
-    ``more``: of a listing, and whether there are further ones. ``size_bytes``: of the file. ``offset``: where the bytes
-    begin that were read; None: where it was asked for. ``version``: another one once the file was changed. ``sha256``:
-    digest of the file in hexadecimal, empty while it is not known. ``problems``: of inputs.
+    ``code``: for a failed request, that of the exception (``shared.errors``); ``detail``: why, for people. ``files``:
+    those of a listing; ``more``: whether there are further ones. ``size_bytes``: the size of the file. ``offset``:
+    where the bytes begin that were read; None: where the request asked for. ``version``: a text that changes when the
+    file is changed. ``sha256``: digest of the file in hexadecimal, empty while it is not known. ``problems``: what is
+    wrong with inputs.
     """
 
     ok: bool = True
@@ -192,7 +193,7 @@ busy as long again. A node that takes longer is named in the api's answer."""
 
 
 def successful(answer: FilesAnswer) -> FilesAnswer:
-    """Return a reply that is none of a failure.
+    """Return a reply unless it reports a failure.
 
     Raises:
         NotFound: the agent has no such file.

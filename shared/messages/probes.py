@@ -39,7 +39,7 @@ CONNECT_FRACTION = 0.5
 the connection, a round trip, so it would come too late in any case."""
 
 CONNECT_LATE_S = 0.05
-"""Lateness of that time-out from which the prober may not have seen a connection yet, and waits for all of the
+"""If that time-out fires later than this, the prober may not have seen a connection yet, and waits for all of the
 time-out. Four turns of an event loop with nothing else to do take less than a millisecond."""
 
 LATE_S = 0.25
@@ -74,7 +74,10 @@ class ProbeTarget(Model):
 
 
 class ProbeRequest(Message):
-    """A request to an agent: probe these nodes, all at once. ``timeout_s``: for connection and line of each."""
+    """A request to an agent: probe these nodes, all at once.
+
+    ``timeout_s``: the time for connection and line of each.
+    """
 
     peers: dict[Name, ProbeTarget]
     timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] = PROBE_TIMEOUT_S
@@ -83,8 +86,8 @@ class ProbeRequest(Message):
 class ProbeReply(Message):
     """An agent's answer.
 
-    ``outcomes``: node -> ``Outcome``; without those of which the probe proved nothing. ``round_trips_s``: node -> the
-    round trip that the kernel measured, of those that took the connection.
+    ``outcomes``: node -> ``Outcome``, without the nodes about which the probe proved nothing. ``round_trips_s``: node
+    -> the round trip that the kernel measured, of those that took the connection.
     """
 
     node: Name
@@ -120,11 +123,11 @@ def address(ip: str, port: int) -> str:
 
 
 async def probe(peers: Mapping[str, ProbeTarget], timeout_s: float = PROBE_TIMEOUT_S) -> dict[str, Outcome]:
-    """Probe nodes, all at once; return the outcomes, without those of which the probe proved nothing.
+    """Probe nodes, all at once; return the outcomes, without the nodes about which the probe proved nothing.
 
     Args:
         peers: node -> whom to probe.
-        timeout_s: for connection and line.
+        timeout_s: the time for connection and line.
     """
     return {node: found.outcome for node, found in (await probe_timed(peers, timeout_s)).items()}
 
@@ -177,7 +180,7 @@ async def _probe(node: str, target: ProbeTarget, timeout_s: float) -> Probed | N
 class _Connection:
     """One connection to an agent's listener.
 
-    ``outcome``: what is known so far; None if that is nothing. ``round_trip_s``: of the connection, once it is made.
+    ``outcome``: what is known so far; None if nothing is. ``round_trip_s``: that of the connection, once it is made.
     """
 
     def __init__(self, target: str, expected: bytes) -> None:
@@ -196,7 +199,7 @@ class _Connection:
             said = await reader.readuntil(b"\n")
             self.outcome = Outcome.REACHED if said == self._expected else Outcome.ABSENT
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            self.outcome = Outcome.ABSENT  # another program's port by now, or the agent ended just now
+            self.outcome = Outcome.ABSENT  # another program has the port by now, or the agent has ended just now
         except OSError as err:
             self.outcome = _of_error(err)
         except (ValueError, OverflowError):  # not an address
@@ -210,7 +213,7 @@ class _Connection:
 def _round_trip_s(connection: socket.socket) -> float | None:
     """Return the kernel's estimate of a connection's round trip; None if the system has none.
 
-    It is not lengthened by a busy machine, on which processes wait for a CPU.
+    A busy machine, on which processes wait for a CPU, does not lengthen it.
     """
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT_AT + 4)
@@ -220,7 +223,7 @@ def _round_trip_s(connection: socket.socket) -> float | None:
 
 
 def _of_error(err: OSError) -> Outcome | None:
-    """Return what an error of a connection proves about the node; None: nothing, as when files run short here."""
+    """Return what an error of a connection proves about the node; None if nothing, as when files run short."""
     if isinstance(err, ConnectionRefusedError | ConnectionResetError | BrokenPipeError):
         return Outcome.ABSENT
     return Outcome.SILENT if err.errno in (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT) else None

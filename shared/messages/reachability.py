@@ -1,4 +1,4 @@
-"""Which nodes the detector does not hear though they are not lost: published by the detector, shown by the api.
+"""Nodes that the detector does not hear though they are not lost: the detector publishes them, the api shows them.
 
 The message is no decision and stays out of the log: it says what holds at this moment, and is published again and
 again.
@@ -17,7 +17,8 @@ PUBLISHED_EVERY_S = 1.0
 """Interval at which the message is repeated; a change is published at once."""
 
 STALE_S = 5.0
-"""Age from which a message no longer counts: its sender has ended, or is cut off from NATS itself. Five were missed."""
+"""Age from which a message no longer counts: its sender has ended, or is cut off from NATS itself. By then five
+messages were missed."""
 
 
 class Unreachable(Model):
@@ -31,9 +32,9 @@ class Unreachable(Model):
 
 
 class Reachability(Message):
-    """What the detector does not hear.
+    """The nodes that the detector does not hear.
 
-    ``unreachable``: by node. ``cut_off_since``: since when no node is heard; None while some are.
+    ``unreachable``: by node. ``cut_off_since``: the time since which no node is heard; None while some are.
     """
 
     unreachable: dict[Name, Unreachable] = Field(default_factory=dict)

@@ -33,14 +33,15 @@ PEER_FRACTION = 0.25
 one that lost a lane or negotiated the next lower speed (100 Gbit/s to 25 or 10) has a quarter or less."""
 
 PEERS = 3
-"""Peers that take part, at most. With three, one slow peer does not decide."""
+"""Most peers that take part. With three, one slow peer does not decide."""
 
 
 class SelfTest(Message):
     """A request to test the node.
 
-    ``empty``: no process of a task may be there, since the node is isolated. ``checks``: names of those to do; empty:
-    all. ``peers``: healthy nodes of its kind, to which the bandwidth is measured. ``least_bytes_per_s``: its bound.
+    ``empty``: no process of a task may be there, since the node is isolated. ``checks``: names of the checks to do;
+    empty: all. ``peers``: healthy nodes of its kind, to which the bandwidth is measured. ``least_bytes_per_s``: its
+    bound.
     """
 
     empty: bool = False
@@ -50,7 +51,10 @@ class SelfTest(Message):
 
 
 class SelfTestResult(Message):
-    """The outcome. ``problem``: what is wrong, for people; empty: nothing. ``checks``: each; of older agents none."""
+    """The outcome.
+
+    ``problem``: what is wrong, for people; empty: nothing. ``checks``: the result of each; older agents report none.
+    """
 
     incarnation: MessageId
     problem: str = ""
@@ -94,7 +98,7 @@ async def _ask(bus: Bus, node: str, request: SelfTest) -> SelfTestResult:
     """Return an agent's answer.
 
     Raises:
-        Unavailable: it does not answer, or not readably.
+        Unavailable: the agent does not answer, or not readably.
     """
     try:
         return await bus.call(SELF_TEST, request, node)

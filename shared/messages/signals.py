@@ -25,11 +25,12 @@ client that has to resolve a name or open a TCP connection on a busy machine tak
 
 
 PHASES = ("begun", "compute", "reduce", "update", "ended", "checkpoint", "setup", "waiting", "aside", "tail", "script")
-"""Phases of a rank that this version knows: those of ``unicron.protocol.messages.PHASES``."""
+"""Phases of a rank that this version knows, as in ``unicron.protocol.messages.PHASES``."""
 
 
 MAX_PHASES = 32
-"""Most phases of which a status reports anything: a few times those that there are, which bounds a message."""
+"""Most phases of which a status reports anything. The bound is a few times the number of phases, and limits a
+message."""
 
 
 STATES = ("idle", "starting", "ready", "training", "waiting")
@@ -82,7 +83,7 @@ class ProcessExited(RankSignal):
     ``last_output``: the end of the process's output, for the reader of the incident. ``oom_killed``: whether the kernel
     had just ended a process of the node because memory was used up. ``stack``: the stacks of its threads at the signal
     that native code ended it with (SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL). ``trained``: whether the last step was
-    done, and its script was to end.
+    done, so that the script was to end.
     """
 
     kind: Literal["process-exited"] = "process-exited"
@@ -100,9 +101,9 @@ class RankRaised(RankSignal):
     ``cause``: exception, communication (a peer's sockets broke), non_finite, refused (the rank cannot run the task as
     specified; ``unicron.protocol.messages.REFUSED``), or differs (it is not what the other members are;
     ``unicron.protocol.messages.DIFFERS``). A cause that this version does not know is read as ``exception``.
-    ``parameter``, ``micro_batch``: of the cause non_finite, ``difference``: of differs, as
-    ``unicron.protocol.messages.Raised`` has them. ``resource``, ``limit``: what the process lacks, as there.
-    ``trained``: as of ``ProcessExited``.
+    ``parameter``, ``micro_batch``: details of the cause non_finite, and ``difference`` of differs, as in
+    ``unicron.protocol.messages.Raised``. ``resource``, ``limit``: what the process lacks, as there. ``trained``: as in
+    ``ProcessExited``.
     """
 
     kind: Literal["rank-raised"] = "rank-raised"
@@ -124,7 +125,7 @@ class RankRaised(RankSignal):
 class RankIdentified(RankSignal):
     """What the members of a generation have agreed to be: field -> value (``unicron.join.identity``).
 
-    Sent for rank 0, where none of them had trained before.
+    The signal is sent for rank 0, if no member had trained before.
     """
 
     kind: Literal["rank-identified"] = "rank-identified"
@@ -141,8 +142,8 @@ class RankCheckpointed(RankSignal):
 class RankCheckpointFailed(RankSignal):
     """A checkpoint of ``step`` could not be written; training goes on. ``reason``: in words, from the rank.
 
-    ``lends``: all steps are done, the result could not be written for a while, and what is done is kept without the
-    processes: other tasks may have their workers meanwhile.
+    ``lends``: whether other tasks may have the workers meanwhile, since all steps are done, the result could not be
+    written for a while, and the state is kept without the processes.
     """
 
     kind: Literal["rank-checkpoint-failed"] = "rank-checkpoint-failed"
@@ -160,7 +161,7 @@ class RankCopies(RankSignal):
 class StorageReturned(RankSignal):
     """Folders of a task that waits for its storage without workers take a file again, which they had not before.
 
-    Sent by the node of the worker that had reported them.
+    The node of the worker that had reported them sends the signal.
     """
 
     kind: Literal["storage-returned"] = "storage-returned"
@@ -186,9 +187,9 @@ class DeviceFailed(SignalBase):
     """A device of the node reports a fault; it concerns no task by itself.
 
     ``fault``: its name (``shared.events.device_faults``), ``xid-79`` or a condition such as ``gpu-lost``. ``device``:
-    NVML's index. ``uuid``, ``name``: NVML's; empty where the driver does not say. ``workers``: those of the device; of
-    a part of it (MIG), if the fault is of that part. ``readings``: what NVML said of the device last before it.
-    ``injected``: whether a user asked for it, and no device has failed.
+    NVML's index. ``uuid``, ``name``: NVML's; empty where the driver does not say. ``workers``: the workers of the
+    device, or of a part of it (MIG) if the fault concerns that part. ``readings``: what NVML said of the device last
+    before it. ``injected``: whether a user asked for it, and no device has failed.
     """
 
     kind: Literal["device-failed"] = "device-failed"
@@ -227,7 +228,7 @@ Signal = Annotated[
 
 
 class _Verdicts(Codec[str | None]):
-    """``+``, if the events of a signal are in the log; ``-`` and the reason, if the signal was dropped."""
+    """``+`` if the events of a signal are in the log; ``-`` and the reason if the signal was dropped."""
 
     def __init__(self) -> None:
         super().__init__(str, "`+`, or `-` and the reason")
@@ -265,16 +266,16 @@ def received(signal: Signal, at: datetime) -> Signal:
 
 
 MAX_STEPS = 16
-"""Steps that a heartbeat reports of a worker, at most, beside the one with the largest loss: all, where steps take
-40 ms or longer. A step takes some 30 bytes: 16 workers add 300 bytes to a heartbeat where steps take a second, and
-8 KB where they are as short as can be; without them it has 5 KB."""
+"""Most steps that a heartbeat reports of a worker, beside the one with the largest loss: all, if steps take 40 ms or
+longer. A step takes some 30 bytes: 16 workers add 300 bytes to a heartbeat where steps take a second, and 8 KB where
+they are as short as can be; without them it has 5 KB."""
 
 
 class StepReport(NamedTuple):
     """A step that has ended on a rank; on the wire a list, of which a reader ignores what is behind its own fields.
 
     ``compute_s``: the rank's own compute time (``unicron.protocol.messages.Progress``), for its ``micro_batches``;
-    None: not measured. ``duration_s``, ``loss``: of the whole step; None but on rank 0.
+    None: not measured. ``duration_s``, ``loss``: those of the whole step; None except on rank 0.
     """
 
     step: Integer
@@ -285,7 +286,7 @@ class StepReport(NamedTuple):
 
 
 def _known_fields(value: Any) -> Any:
-    """Return a step report of a newer version without the fields that this one does not know."""
+    """Return a step report of a newer version without the fields that this version does not know."""
     return value[: len(StepReport._fields)] if isinstance(value, list) else value
 
 
@@ -300,11 +301,11 @@ class WorkerStatus(Model):
     of the process's life, over all generations; None from an agent of an older version. ``hold_age_s``: since the rank
     was asked to leave its step; None if it was not asked, or has left it. ``step_s``: duration of the last completed
     step. ``steps_timed``: completed steps of this generation. ``process_state``: the kernel's letter for the process
-    (R, S, D, T, Z; proc(5)), evidence of a hang. ``steps``: steps of this generation that have ended of late; those of
-    overlapping heartbeats are the same. ``gaps_s``: phase -> the longest time without progress that has ended since the
-    heartbeat before, without the time in which the main thread lacked a CPU; of phases within a step and of ``ended``
-    alone. ``memory_every``: steps between the rank's snapshots at present; 0: none. ``replicated``: whether ranks in
-    other failure domains have each part of the state too. Both None where the rank has not said so.
+    (R, S, D, T, Z; proc(5)), evidence of a hang. ``steps``: steps of this generation that have ended of late;
+    heartbeats overlap and repeat them. ``gaps_s``: phase -> the longest time without progress that has ended since the
+    heartbeat before, without the time in which the main thread lacked a CPU; only for phases within a step and for
+    ``ended``. ``memory_every``: steps between the rank's snapshots at present; 0: none. ``replicated``: whether ranks
+    in other failure domains have each part of the state too. Both are None if the rank has not said so.
 
     A state from a newer agent that this version does not know is read as ``waiting``, which no rule takes for a hang;
     an unknown phase as None, which has the limit of a slow region.
@@ -336,7 +337,7 @@ class WorkerStatus(Model):
 
 
 class DeviceStatus(Model):
-    """What is to be said of a device, of which heartbeats list those with something to say.
+    """A report on a device. Heartbeats list only devices about which there is something to say.
 
     ``device``: NVML's index. ``notes``: what is unusual and breaks nothing: why its clocks are reduced, a temperature,
     a remapping that waits for a reset. ``faults``: how often each fault has come since the agent started, by name.
@@ -351,9 +352,9 @@ class DeviceStatus(Model):
 class DeviceReading(Model):
     """What a device is, and how it was at the agent's newest look at it; None: the driver does not say.
 
-    ``device``, ``uuid``, ``name``: NVML's. ``workers``: those of the node that have the device, or a part of it.
-    ``memory_bytes``: all that it has, of which all processes together use ``memory_used_bytes``. ``driver``: version.
-    ``utilisation_percent``: of the time in which a kernel ran.
+    ``device``, ``uuid``, ``name``: NVML's. ``workers``: workers of the node that have the device, or a part of it.
+    ``memory_bytes``: all that it has, of which all processes together use ``memory_used_bytes``. ``driver``: its
+    version. ``utilisation_percent``: the part of the time in which a kernel ran.
     """
 
     device: Integer
@@ -368,7 +369,7 @@ class DeviceReading(Model):
 
 
 class KeptCopies(Model):
-    """Copies in memory of a task that has no process on the node. ``size_bytes``: what they take of shared memory."""
+    """Copies in memory of a task that has no process on the node. ``size_bytes``: the shared memory that they take."""
 
     task: Name
     size_bytes: Integer
@@ -381,10 +382,10 @@ class Heartbeat(Message):
     failure domain of the node (rack, zone). ``hardware``: kind of the node's workers. ``addresses``, ``network``: as in
     ``shared.messages.admission.Hello``. ``counters``: the agent's numbers by name (``shared.bus.dropped``). ``probe``:
     where the agent answers probes (``shared.messages.probes``), as ``ip:port``; empty from an agent of an older
-    version. ``supervisor``: as in ``shared.messages.admission.Hello``. ``devices``: those of which there is something
-    to say. ``device_readings``: of all devices of the node, in the heartbeat after each look at them (every few
-    seconds); empty in all others, since they are a third of a heartbeat: a reader keeps the newest.
-    ``copies``: those in memory that the node keeps of tasks without a process there.
+    version. ``supervisor``: as in ``shared.messages.admission.Hello``. ``devices``: devices about which there is
+    something to say. ``device_readings``: the readings of all devices of the node, in the heartbeat after each look at
+    them (every few seconds); empty in all others, since they are a third of a heartbeat: a reader keeps the newest.
+    ``copies``: copies in memory that the node keeps for tasks without a process there.
     """
 
     node: Name

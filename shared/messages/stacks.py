@@ -46,9 +46,9 @@ class Operation(Model):
 class GroupRecord(Model):
     """What torch's flight recorder has of one process group, on one rank.
 
-    ``group``: the group's name, equal on all its ranks. ``ranks``: of the group, in the generation. ``entered``: the
-    number of the newest collective that the rank has entered, counted from 1; 0: none. ``waits``: those of them that
-    have not ended, the oldest first.
+    ``group``: the group's name, equal on all its ranks. ``ranks``: the ranks of the group, in the generation.
+    ``entered``: the number of the newest collective that the rank has entered, counted from 1; 0: none. ``waits``:
+    entered collectives that have not ended, the oldest first.
     """
 
     group: _Short
@@ -61,8 +61,8 @@ class RankReport(Model):
     """What one rank is doing.
 
     ``state``: the kernel's letter for the process (proc(5)). ``waits_in``: where in the kernel it waits, if the kernel
-    says so. ``stack``: the Python stacks of its threads; empty: it wrote none, ``detail`` says why. ``groups``: of
-    torch's flight recorder; None: the rank did not answer in time.
+    says so. ``stack``: the Python stacks of its threads; empty: it wrote none, ``detail`` says why. ``groups``: what
+    torch's flight recorder has; None: the rank did not answer in time.
     """
 
     rank: Integer | None = None

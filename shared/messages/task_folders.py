@@ -7,7 +7,7 @@
 A result is one file, or several that are read as one (``shared.messages.joined_result``).
 
 Node agents read it for the api, and the api reads its own machine's, since several machines may share the run
-directory. Paths are made of names that match their patterns. A task's processes run the user's code with the same
+directory. Paths are made only of names that match their patterns. A task's processes run the user's code with the same
 rights, which may put links into the task's folders: what is opened has to be a regular file inside the task's folder.
 """
 
@@ -53,19 +53,19 @@ _RESULT, _INDEX = "parameters.safetensors", "parameters.safetensors.index.json"
 """The parameters in the folder of a result, or the index of several files (``unicron.checkpoint.export``)."""
 
 _JOINED_KEPT = 4
-"""Results of several files whose headers are kept: more than are fetched at one time, as a rule."""
+"""Most results of several files whose headers are kept: more than are usually fetched at one time."""
 
 DIGEST_SLICE_S = 0.5
 """How long one request computes a digest: below every time-out of a request. The next request goes on from there."""
 
 _READS = 3
-"""How often output is read, at most, while the agent frees it meanwhile: it does so every quarter of a second."""
+"""How often output is read at most if the agent frees it meanwhile, which it does every quarter of a second."""
 
 _DIGEST_BLOCK_BYTES = 1 << 20
-"""How much is read at a time for a digest: a millisecond's work."""
+"""Number of bytes that are read at a time for a digest: a millisecond's work."""
 
 _DIGESTS_KEPT = 16
-"""Digests, begun or complete, that are kept: more results than are fetched at one time."""
+"""Most digests, begun or complete, that are kept: more results than are fetched at one time."""
 
 
 @dataclass
@@ -81,7 +81,7 @@ class _Result(NamedTuple):
 
     size_bytes: int
     version: str
-    """Text that is another one once the result was changed."""
+    """A text that changes when the result is changed."""
     read: Callable[[int, int], bytes]
     """Returns up to so many bytes from an offset on."""
 
@@ -141,7 +141,7 @@ class TaskFolders:
                 offset = _data_from(descriptor, offset) if skips else offset
                 data = os.pread(descriptor, request.limit, offset)
                 if not skips or _data_from(descriptor, offset) == offset:
-                    break  # or else the agent has freed meanwhile what was to be read
+                    break  # otherwise the agent has freed meanwhile what was to be read
         return FilesReply(size_bytes=status.st_size, offset=offset, version=_version(status)), data
 
     def _begin(self, task: str, path: Path, since_s: float) -> int:
@@ -157,7 +157,7 @@ class TaskFolders:
                 with self._opened(task, times_path(path)) as (descriptor, _):
                     noted = os.pread(descriptor, MOST_BYTES, 0)
             except NotFound:
-                return 0  # an older agent noted none
+                return 0  # an older agent noted no sizes
             size_bytes = size_at(noted.splitlines(), since_s) or 0
             return _line_begin(output, size_bytes) if size_bytes <= status.st_size else 0
 
@@ -168,7 +168,7 @@ class TaskFolders:
 
     @contextmanager
     def _opened_result(self, task: str, generation: int) -> Iterator[_Result]:
-        """Give a result to be read.
+        """Yield a result that can be read.
 
         Raises:
             NotFound, Unavailable: as ``_opened``; also: the files of the result are not those of one.
@@ -206,7 +206,7 @@ class TaskFolders:
         """Return name, version, size and header of one file of a result.
 
         Raises:
-            ValueError: it has no header.
+            ValueError: the file has no header.
         """
         with self._opened(task, folder / name) as (descriptor, status):
             length = os.pread(descriptor, LENGTH.size, 0)
@@ -249,7 +249,7 @@ class TaskFolders:
             while digest.offset < result.size_bytes:
                 block = result.read(min(_DIGEST_BLOCK_BYTES, result.size_bytes - digest.offset), digest.offset)
                 if not block:
-                    return ""  # the file was cut off: its version is another one at the next request
+                    return ""  # the file was cut off: its version differs at the next request
                 digest.sha256.update(block)
                 digest.offset += len(block)
                 if monotonic() > until_s:
@@ -299,7 +299,7 @@ def _data_from(descriptor: int, offset: int) -> int:
     try:
         return os.lseek(descriptor, offset, os.SEEK_DATA)
     except OSError:
-        return offset  # there are none, or the file system knows no holes
+        return offset  # there are no data, or the file system knows no holes
 
 
 def _output_file(entry: os.DirEntry[str], nodes: set[str]) -> OutputFile | None:

@@ -60,7 +60,7 @@ def issue(authority: Pair, names: Sequence[str], now: datetime) -> Pair:
         now: the time, with its zone.
 
     Raises:
-        InvalidInput: there is no name, or one is none.
+        InvalidInput: there is no name, or one is no name of a host.
         Corrupt: the authority's files are damaged.
     """
     if not names:
@@ -90,7 +90,7 @@ def server_configuration(certificate: Path, key: Path) -> str:
     """Return the part of nats-server's configuration for a certificate.
 
     ``handshake_first``: TLS begins before the protocol of NATS. The server otherwise offers TLS in a line that is not
-    encrypted, and whoever is on the way could take the offer out.
+    encrypted, and an attacker on the way could remove the offer.
     """
     return (
         "tls {\n"

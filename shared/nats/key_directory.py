@@ -45,7 +45,10 @@ _CA = "ca.pem"
 
 
 class Identities(Model):
-    """The file ``identities.json``. ``keys``: identity -> public key. ``servers``: for new credentials."""
+    """The file ``identities.json``.
+
+    ``keys``: identity -> public key. ``servers``: the servers that new credentials name.
+    """
 
     servers: list[str] = Field(default_factory=list)
     keys: dict[Identity, Annotated[str, Field(pattern=PUBLIC_KEY)]] = Field(default_factory=dict)
@@ -64,7 +67,7 @@ class KeyDirectory:
         self._rights_of = rights_of
 
     def credential_file(self, identity: str) -> Path:
-        """Return where the credential of an identity is, if it has one here."""
+        """Return where the credential of an identity is, if the directory has one."""
         node = node_of(identity)
         return self.path / f"{identity}.json" if node is None else self.path / "nodes" / f"{node}.json"
 
@@ -90,7 +93,7 @@ class KeyDirectory:
 
         Args:
             servers: URLs of NATS for all credentials here and later ones; None: as they are.
-            more: identities that are to be there, too.
+            more: further identities to make.
 
         Raises:
             Corrupt, Unavailable: as ``identities``; or a file cannot be written.
@@ -144,7 +147,7 @@ class KeyDirectory:
             mounted: where the server finds this directory, as in a container; None: where it is.
 
         Raises:
-            InvalidInput: there is no name, or one is none.
+            InvalidInput: there is no name, or one is no name of a host.
             NotFound, Corrupt, Unavailable: as ``add_node``.
         """
         with self._changing() as known:
@@ -170,7 +173,7 @@ class KeyDirectory:
         """Have the server read its configuration again; return whether one was found.
 
         Args:
-            pid_file: with the server's pid; None: ``PID_FILE`` in the directory.
+            pid_file: the file with the server's pid; None: ``PID_FILE`` in the directory.
         """
         path = self.path / PID_FILE if pid_file is None else pid_file
         with contextlib.suppress(OSError, ValueError, psutil.Error):

@@ -39,7 +39,7 @@ STOP_TIMEOUT_S = 10.0
 """Time from SIGTERM to SIGKILL. SIGKILL loses no acknowledged message, because ``sync_interval`` is ``always``."""
 
 _POLL_S = 0.005
-"""Interval at which the file is read through which the server reports its port."""
+"""Interval between reads of the file in which the server reports its port."""
 
 
 def find_binary() -> Path:
@@ -65,8 +65,8 @@ class NatsServer:
     Args:
         directory: folder of the configuration, the JetStream store and the server's log.
         port: 0 for any free port.
-        keys: of those who may connect; None: in the folder ``keys`` of ``directory``. The services have theirs there
-            once the server was started.
+        keys: the key directory of those who may connect; None: the folder ``keys`` of ``directory``. The services have
+            theirs there once the server was started.
         tls: names and addresses under which clients reach the server with TLS; none: without TLS.
     """
 
@@ -120,7 +120,10 @@ class NatsServer:
             raise
 
     def _spawn(self, config: Path) -> subprocess.Popen[bytes]:
-        """Start the process. Not for a worker thread: the child is killed when the thread that created it ends."""
+        """Start the process.
+
+        A worker thread must not call this: the child is killed when the thread that created it ends.
+        """
         parent = os.getpid()
 
         def in_child() -> None:
@@ -152,7 +155,7 @@ class NatsServer:
             process.wait()
 
     def reload(self) -> None:
-        """Have the running server read the keys again, which disconnects clients whose key is not there any more.
+        """Have the running server read the keys again, which disconnects clients whose key is no longer there.
 
         Raises:
             Unavailable: the server is not running.
@@ -184,7 +187,7 @@ class NatsServer:
             [
                 f"listen: {_quoted(f'127.0.0.1:{self.port or -1}')}",
                 f"ports_file_dir: {_quoted(str(self.directory))}",
-                # So that `unicron node` finds it.
+                # this lets `unicron node` find it
                 f"pid_file: {_quoted(str(self.keys.path / PID_FILE))}",
                 # Relative to this file, as the server reads every such path.
                 f"include {_quoted(self._relative('authorization.conf'))}",

@@ -3,7 +3,7 @@
 ``RIGHTS`` is the one table, which follows from the endpoints (``shared.messages.endpoints``): the authorization of
 nats-server is made from it, and docs/security.md shows it. Three rules:
 
-* A node publishes on subjects that end with its own name, and subscribes to such only. Who receives compares the
+* A node publishes on subjects that end with its own name, and subscribes to such only. The receiver compares the
   subject with the name in the message (``Endpoint.read``), so a node speaks for no other.
 * Replies go to an inbox, whose subject begins with the identity of whoever asked, and ends with random text. Nodes may
   publish to the inboxes of the services that ask them, and read none but their own. (NATS's ``allow_responses`` would
@@ -31,10 +31,10 @@ class Rights(NamedTuple):
 
 
 _LOG = ("unicron.log.>", "$JS.API.>", "$JS.ACK.>")
-"""What relaying and following the log takes (``shared.log``)."""
+"""The subjects that relaying and following the log takes (``shared.log``)."""
 
 _NODE = "{node}"
-"""Stands for the node's name in the table."""
+"""A text that stands for the node's name in the table."""
 
 
 def _of_service(name: str) -> Rights:
@@ -74,7 +74,7 @@ RIGHTS: Mapping[str, Rights] = {NODE: _of_node()} | {name: _of_service(name) for
 """Service, or ``node`` -> its rights; ``{node}`` stands for the node's name."""
 
 RightsOf = Callable[[str], Rights | None]
-"""Returns the rights of an identity; None: all."""
+"""A function that returns the rights of an identity; None: all."""
 
 
 def rights(identity: str) -> Rights:
@@ -114,7 +114,7 @@ def authorization(keys: Mapping[str, str], rights_of: RightsOf = rights) -> str:
 def _user(identity: str, key: str, allowed: Rights | None) -> str:
     if allowed is None:
         return f"    {{ nkey: {key} }}  # {identity}"
-    # Lists of JSON are lists of NATS's configuration. An empty list would allow everything; none is.
+    # Lists of JSON are lists of NATS's configuration. An empty list would allow everything, but none is empty.
     publish, subscribe = (json.dumps(subjects) for subjects in allowed)
     return (
         f"    # {identity}\n"

@@ -28,13 +28,13 @@ PLAIN_WORK = 20_000
 """Items times workers up to which plain Python solves a problem, in some tens of ms, while nothing is compiled."""
 
 PLAIN_UNTIL_COMPILED = 20_000_000
-"""The same while compiling would come first: half of the work of 4,096 workers and 64 tasks, which take 0.5 s
+"""The same bound while compiling would come first: half of the work of 4,096 workers and 64 tasks, which take 0.5 s
 (``python -m benchmarks.plain_kernels``)."""
 
 _lock = threading.Lock()
 _patient = threading.Event()
 _modules = (arrays, objective, relaxation, search, optimum)
-# Includes the constants and types that the functions refer to.
+# The key includes the constants and types that the functions refer to.
 _sources = {name: value for module in _modules for name, value in vars(module).items()}
 plain = SimpleNamespace(**_sources)
 """The kernels as plain Python."""
@@ -43,7 +43,7 @@ plain = SimpleNamespace(**_sources)
 def namespace(work: int) -> Any:
     """Return the kernels for a problem of this work: plain Python for a small one while nothing is loaded.
 
-    For a larger one, too, while nothing is compiled; for all where numba is not installed.
+    A larger one is solved in plain Python, too, while nothing is compiled; all are where numba is not installed.
     """
     if _compiled.cache_info().currsize == 0 and (
         work <= PLAIN_WORK or not can_compile() or (work <= _plain_until() and not is_prepared())
@@ -62,13 +62,19 @@ def can_compile() -> bool:
 
 
 def load() -> None:
-    """Load the compiled kernels now, where numba is installed: for a process that is to solve many small problems."""
+    """Load the compiled kernels now, if numba is installed.
+
+    A process that is to solve many small problems calls this.
+    """
     if can_compile():
         compiled()
 
 
 def compile_when_large() -> None:
-    """Have the first larger problem compile: for a process that solves thousands while nobody waits for one."""
+    """Have the first larger problem compile.
+
+    A process that solves thousands of problems while nobody waits calls this.
+    """
     _patient.set()
 
 

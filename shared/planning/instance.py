@@ -29,7 +29,7 @@ class _Remembered(NamedTuple):
 class TableCache:
     """Throughput tables as arrays. Problems that follow from one planner state share their table dictionaries.
 
-    ``most``: tables that are remembered; then all are forgotten. 0: without a limit.
+    ``most``: number of tables that are remembered, after which all are forgotten; 0: there is no limit.
     """
 
     most: int = 0

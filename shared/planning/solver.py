@@ -160,7 +160,7 @@ def solve_with_alternatives(problem: Problem, cache: TableCache | None = None) -
     tasks keep their counts, and faulted ones share the rest. ``equal-split``: the same number for each task of a pool,
     rounded down to a useful count. An alternative that is infeasible, or equal to the best, is left out.
 
-    ``cache``: of the throughput tables, for a caller that solves many problems with the same ones.
+    ``cache``: the cache of throughput tables, for a caller that solves many problems with the same tables.
 
     Raises:
         InvalidInput: the required tasks need more workers than there are, or the objective overflows.
@@ -187,7 +187,7 @@ def answer(pools: Sequence[tuple[Inputs, Counts]]) -> tuple[Solution, list[Solut
         if (counts := together([*bests[:pool], found.second, *bests[pool + 1 :]])) is not None
     ]
     second: list[int] | None = seconds[0] if seconds else None
-    if len(seconds) > 1:  # several pools; of one, nothing has to be compared
+    if len(seconds) > 1:  # there are several pools; with one, nothing has to be compared
         second = min(seconds, key=lambda counts: _order(tasks, counts))
     faulted = any(task.faulted for task in tasks)
     candidates = {

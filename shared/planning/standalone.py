@@ -19,25 +19,28 @@ from shared.planning.waf import waf_flop_per_s
 from shared.unknown_names import unknown_field_of
 
 MAX_PROBLEM_BYTES = 64 * 2**20
-"""100,000 workers x 256 tasks with 1,500 counts each, at 40 bytes a count, is a quarter of this."""
+"""Largest text of a problem. 100,000 workers x 256 tasks with 1,500 counts each, at 40 bytes a count, is a quarter of
+this."""
 
 MAX_WORKERS = 1_000_000
-"""Ten times the largest cluster that the planner is built for. The search takes 50 bytes of memory for each worker."""
+"""Most workers: ten times the largest cluster that the planner is built for. The search takes 50 bytes of memory for
+each worker."""
 
 MAX_TASKS = 4096
-"""Sixteen times the number of tasks with which the solver is measured."""
+"""Most tasks: sixteen times the number with which the solver is measured."""
 
 MAX_SECONDS = 1e10
-"""Three hundred years: longer than any expected time to a failure."""
+"""Longest time: three hundred years, longer than any expected time to a failure."""
 
 MAX_WEIGHT = 1e12
-"""Weights are relative. Objective values that differ by more than 10**15 leave nothing of the smaller one in a sum."""
+"""Largest weight. Weights are relative: objective values that differ by more than 10**15 leave nothing of the smaller
+one in a sum."""
 
 MAX_FLOP_PER_S = 1e30
-"""A million times a million of the fastest accelerators."""
+"""Largest throughput: a million times a million of the fastest accelerators."""
 
 MAX_REPORTED = 20
-"""Wrong fields that are reported at once. A table of thousands of entries may be wrong throughout."""
+"""Most wrong fields that are reported at once. A table of thousands of entries may be wrong throughout."""
 
 Workers = Annotated[int, Field(ge=0, le=MAX_WORKERS)]
 Count = Annotated[int, Field(ge=1, le=MAX_WORKERS)]
@@ -67,7 +70,7 @@ class StandaloneTask(Model):
 
 
 class StandaloneProblem(Model):
-    """The problem. ``workers``: n', those that are left. ``running_s``: D_running(n'), seconds.
+    """The problem. ``workers``: n', the number of workers that are left. ``running_s``: D_running(n'), seconds.
 
     ``workers_per_node`` describes how counts could be placed; G does not depend on it.
     """

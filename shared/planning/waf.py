@@ -40,8 +40,8 @@ def term(task: TaskProblem, workers: int) -> Term:
     """Return the task's part of the objective, in weighted FLOP.
 
     G(t, x') = (F(t, x') - c x') * D_running - [touched] * F(t, x) * D_transition, where x is the count before the
-    fault, and c what a worker costs, as weighted FLOP/s that are worth as much; 0 unless prices are weighed. What a
-    transition costs is counted at full speed also of a task that a slow worker holds up: so the value of a plan never
+    fault, and c what a worker costs, as weighted FLOP/s that are worth as much (0 unless prices are weighed). A
+    transition is counted at full speed also for a task that a slow worker holds up, so that the value of a plan never
     rises with a slowdown.
     """
     rate = waf_flop_per_s(task, workers)

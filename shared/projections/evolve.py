@@ -1,4 +1,4 @@
-"""The fold itself: each event goes to the functions of the documents that it changes."""
+"""The fold itself: it passes each event to the functions that change the documents concerned."""
 
 from __future__ import annotations
 

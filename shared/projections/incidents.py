@@ -169,18 +169,18 @@ def _is_healed(views: Views, task: str, chain: list[Impact]) -> bool:
 
 
 def _resumed_at(chain: list[Impact]) -> datetime | None:
-    """Return when a task first completed a step again; None: it has not, or plans have left it without workers."""
+    """Return when a task first completed a step again; None if it has not, or plans have left it without workers."""
     times = [at for impact in chain if (at := impact.resumed_at or impact.restored_at) is not None]
     return min(times, default=None)
 
 
 def _latest(times: list[datetime | None]) -> datetime | None:
-    """Return the latest time, or None while one is missing."""
+    """Return the latest of some times, or None while one is missing."""
     known = [at for at in times if at is not None]
     return max(known) if known and len(known) == len(times) else None
 
 
 def describe_sources(sources: list[str]) -> str:
-    """Return where state came from, several sources joined by ``+``; ``live``: the memory of a running process."""
+    """Return where state came from, several sources joined by ``+``; ``live``: from the memory of a running process."""
     kinds = ["live" if source in _LIVE else source for source in sources if source]
     return "+".join(dict.fromkeys(sorted(kinds, key=lambda kind: kind == "live")))

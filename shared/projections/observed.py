@@ -13,7 +13,8 @@ from shared.views.documents import NodeView, Views
 from shared.views.observed_views import OpenAnomaly, SlowdownView, SlowWorker
 
 MOST_ANOMALIES = 16
-"""Open anomalies of a task that are kept, the newest: one of each kind, and slow links of several pairs of nodes."""
+"""Most open anomalies of a task that are kept, the newest ones: one of each kind, and slow links of several pairs of
+nodes."""
 
 
 def slowed(views: Views, recorded: Recorded, event: WorkerSlowed) -> None:
@@ -60,7 +61,7 @@ def _found(recorded: Recorded, event: WorkerSlowed) -> SlowdownView:
 
 
 def answered(views: Views, event: PlanDecided) -> list[str]:
-    """Note which slowdowns a plan answers: that of its cause, and those of unfinished plans that it takes over from.
+    """Note which slowdowns a plan answers: that of its cause, and those of unfinished plans that it takes over.
 
     Returns:
         Their ids.
@@ -81,7 +82,7 @@ def answered(views: Views, event: PlanDecided) -> list[str]:
 def forget_slowness(views: Views, node: NodeView, at: datetime, why: str) -> NodeView:
     """Return a node that is lost, has left or joins anew, without its slow workers: what was measured is gone.
 
-    ``at``, ``why``: when and by what their slowdowns are over.
+    ``at``, ``why``: when and why their slowdowns are over.
     """
     for slow in node.slow:
         _take_from_task(views, slow)

@@ -49,7 +49,7 @@ def decided(views: Views, recorded: Recorded, event: PlanDecided) -> None:
 
 
 def _detected(views: Views, incident: str, cause: str) -> Iterator[datetime]:
-    """Yield when an incident was detected, and when the attempt was that is the cause of a plan."""
+    """Yield when an incident was detected, and when the attempt that is the cause of a plan was."""
     view = views.incidents.get(incident)
     if view is not None:
         yield view.detected_at
@@ -57,9 +57,9 @@ def _detected(views: Views, incident: str, cause: str) -> Iterator[datetime]:
 
 
 def _since(views: Views, answered: list[str], impacts: dict[str, Impact], at: datetime, cause: str) -> datetime:
-    """Return from when on the plan claims time: from the fault on of a task that no earlier plan answered it for.
+    """Return the time from which the plan claims time: of the fault, if no earlier plan has answered it for a task.
 
-    A further attempt is a fault of its own, which no earlier plan has answered. ``cause``: of the plan.
+    A further attempt is a fault of its own, which no earlier plan has answered. ``cause``: the plan's cause.
     """
     since = at
     for view in (views.incidents.get(incident) for incident in answered):
@@ -175,7 +175,7 @@ def _planned_task(task: TaskView, change: TaskChange, event: PlanDecided) -> Tas
 
 
 def _wait(task: TaskView, change: TaskChange) -> TaskWait | None:
-    """Return why no process of the task is started now; one that is given up waits until it is resumed."""
+    """Return why no process of the task is started now; a task that is given up waits until it is resumed."""
     if change.not_before is not None:
         return TaskWait(reason=change.reason, until=change.not_before)
     lasts = task.wait is not None and (task.wait.until is None or task.unwritten)

@@ -1,7 +1,8 @@
 """The rate of a task at a number of workers: the throughput model, corrected by a robust mean of measurements. Pure.
 
 A single measurement is noise: the first steps after a start, or a busy machine, are off by factors. The median of the
-newest measurements over what the model says of their counts of workers is not, as long as most of them are sound.
+newest measurements, each over the model's value for its count of workers, is not, as long as most measurements are
+sound.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from shared.views.documents import SHORTEST_STEP_S, TaskView
 from shared.views.task_parts import RateSample
 
 _SAMPLES = 15
-"""Measurements that the mean is taken over. Chosen: seven wrong ones do not move it beyond the sound ones, and a
-lasting change of the rate shows after eight."""
+"""Number of measurements over which the mean is taken. Chosen: seven wrong ones do not move it beyond the sound ones,
+and a lasting change of the rate shows after eight."""
 
 
 def with_sample(task: TaskView, workers: int, step_s: float) -> list[RateSample]:
-    """Return the task's newest samples with one more; those of an impossible step time are left out."""
+    """Return the task's newest samples with one more; a sample of an impossible step time is left out."""
     if step_s < SHORTEST_STEP_S or workers < 1:
         return task.rates
     return [*task.rates, RateSample(workers=workers, flop_per_s=task.update_flop / step_s)][-_SAMPLES:]
@@ -44,8 +45,8 @@ def modelled_rates(task: TaskView, event: PlanDecided, count: int) -> dict[int, 
 def rate_flop_per_s(task: TaskView, workers: int) -> float:
     """Return the FLOP/s of ``workers`` workers; 0 until a step was measured.
 
-    Where the model's value of the count is not known: the median of what was measured there; where nothing was, that of
-    all samples, in proportion to the workers.
+    If the model's value of the count is not known, this is the median of what was measured there; if nothing was, that
+    of all samples, in proportion to the workers.
     """
     if workers < 1 or not task.rates:
         return 0.0

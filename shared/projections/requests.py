@@ -13,7 +13,7 @@ from shared.views.task_parts import AttemptView, Weighting, attempt_key
 
 
 def changed(views: Views, recorded: Recorded, event: TaskChanged) -> None:
-    """Give a task its new weight and limits. What counts by the weight counts by the new one from here on.
+    """Give a task its new weight and limits. Everything that counts by weight counts by the new one from here on.
 
     The steps since the newest summary are among those of the new weight: the log does not know them yet.
     """
@@ -40,9 +40,9 @@ def deleted(views: Views, recorded: Recorded, event: TaskDeleted) -> None:
 
 
 def keep_attempt(views: Views, task: TaskView) -> None:
-    """Keep what became of a submission whose name is submitted again."""
+    """Keep the outcome of a submission whose name is submitted again."""
     key = attempt_key(task.name, task.attempt)
-    views.attempts.get(key)  # the table has to know what it had before it changes
+    views.attempts.get(key)  # the table has to know the old outcome before it changes
     views.attempts[key] = attempt_of(task)
 
 

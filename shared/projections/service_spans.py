@@ -1,8 +1,8 @@
 """The fold's part for service levels: the progress of tasks, and the healthy line to measure it by.
 
 The healthy line is the weighted FLOP/s of the best plan for the tasks present on all allocated workers. While no node
-is away, the newest solver plan is that plan. While one is, no such plan is in the log: the line then has for each task
-that is still there the best that a plan has given it since.
+is away, the newest solver plan is that plan. While a node is away, no such plan is in the log: the line then has for
+each task that is still there the best that a plan has given it since.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _with_late_steps(views: Views, task: TaskView, recorded: Recorded) -> TaskVi
 
 
 def _is_interrupted(views: Views, name: str, event: EventBase) -> bool:
-    """Return whether an event is a plan that answers a fault of the task: it trains again from a milestone on."""
+    """Return whether an event is a plan that answers a fault of the task, which trains again from a milestone on."""
     plan = views.plans.get(event.plan) if isinstance(event, PlanDecided) else None
     return plan is not None and name in plan.impacts and plan.impacts[name].faulted
 

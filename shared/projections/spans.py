@@ -1,4 +1,4 @@
-"""The fold's part for spans: since when nodes are allocated, open, closed or away, and when tasks lack workers.
+"""The fold's part for spans: times in which nodes are allocated, open, closed or away, or tasks lack workers.
 
 A span of a node follows from its state. A task has a demand while it could use more workers than it is to have, and a
 shortfall while an incident's plan has left it fewer than before: until it has as many again, no longer wants them, or
@@ -35,7 +35,7 @@ _KINDS = {
     NodeState.LOST: SpanKind.AWAY,
     NodeState.ISOLATED: SpanKind.AWAY,
 }
-"""What holds of a node in each state; in the others (drained, left) it is not allocated."""
+"""The kinds of span that last while a node is in each state; in other states (drained, left) it is not allocated."""
 
 
 def nodes_of(event: EventBase) -> list[str]:
@@ -61,7 +61,7 @@ def follow_node(views: Views, name: str, before: NodeView | None, recorded: Reco
         return
     kind = _KINDS.get(node.state)
     if not node.span and kind is SpanKind.AWAY:
-        return  # what is not allocated cannot be lost
+        return  # a node that is not allocated cannot be lost
     known = views.spans[node.span] if node.span else None
     if known is not None and known.kind is kind and (known.workers, known.hardware) == (node.workers, node.hardware):
         return
@@ -73,7 +73,7 @@ def follow_node(views: Views, name: str, before: NodeView | None, recorded: Reco
     incident = ""
     if kind is SpanKind.AWAY and isinstance(event, ErrorDetected):
         incident = event.incident
-        if known is not None:  # it has been away since the fault occurred; a span that began later stays
+        if known is not None:  # the node has been away since the fault occurred; a span that began later stays
             at = min(max(event.occurred_at, known.start), at)
     if known is not None:
         end(views, known, at)
@@ -206,7 +206,7 @@ def _end_shortfalls_of(views: Views, incident: str, at: datetime) -> None:
 
 
 def _note_return(views: Views, incident: str, at: datetime) -> None:
-    """Note when the node that an incident took was back, or left for good; a model of another answer needs it."""
+    """Note when the node that an incident took was back, or left for good; the model of another answer needs this."""
     if (view := views.incidents.get(incident)) is not None and view.other_answers.back_at is None:
         answers = view.other_answers.model_copy(update={"back_at": at})
         views.incidents[incident] = view.model_copy(update={"other_answers": answers})
@@ -234,5 +234,5 @@ def begin(views: Views, kind: SpanKind, subject: str, position: int, at: datetim
 
 
 def end(views: Views, span: SpanView, at: datetime, **changes: Any) -> None:
-    """End a span; ``changes``: what else is known of it then."""
+    """End a span; ``changes``: further attributes that are known by then."""
     views.spans[span.id] = span.model_copy(update={"end": max(at, span.start), **changes})

@@ -59,7 +59,7 @@ def submitted(views: Views, recorded: Recorded, event: TaskSubmitted) -> None:
 
 
 def differs(views: Views, event: ErrorDetected) -> None:
-    """Note why a task takes no new processes, once a second one was not what those that train are."""
+    """Note why a task takes no new processes, once a second process differed from those that train."""
     if event.kind is ErrorKind.DIFFERENCE and event.task and Evidence.read(event.evidence).rule == "task":
         change_task(views, event.task, newcomers_refused=str(event.evidence.get("detail", "")))
 
@@ -100,7 +100,7 @@ def progressed(views: Views, event: TaskProgressed) -> None:
 
 
 def _result(task: TaskView, event: TaskFinished) -> Result:
-    """Return the result of a task that has finished. Rank 0 has written it, also where the event does not say so."""
+    """Return the result of a task that has finished. Rank 0 has written it, even if the event does not say so."""
     first = next((member.worker for member in task.members if member.rank == 0), "")
     return Result(
         steps=event.step,

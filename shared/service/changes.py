@@ -11,10 +11,10 @@ class Changes:
 
     def __init__(self) -> None:
         self._waiters: dict[asyncio.Future[None], None] = {}
-        """The tasks that wait, in the order in which they began to: they are woken in it."""
+        """The tasks that wait, in the order in which they began, which is also that in which they are woken."""
 
     def notify(self) -> None:
-        """Have every waiting task evaluate its predicate again. To be called after each change of the state."""
+        """Have every waiting task evaluate its predicate again. The owner of the state calls this after each change."""
         waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             if not waiter.done():

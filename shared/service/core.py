@@ -1,4 +1,4 @@
-"""What every service decides with: inputs that all have, the effect that all have, and the fold of the log. Pure.
+"""The core of every service: the inputs and the effect that all have, and the fold of the log. Pure.
 
 A service's core is two functions, without clock, random source or I/O:
 
@@ -30,7 +30,7 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Input: what the log had at the start has been folded. From now on is decided."""
+    """Input: the end of what the log had at the start. From now on the service decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ Evolve = Callable[[S, EventBase, datetime], S]
 
 
 class StateFold(Generic[S]):
-    """A state, advanced record by record, in which each event is once.
+    """A state, advanced record by record, into which each event is folded once.
 
     An event that the service has decided is in the state from then on. The log delivers it later, and it is skipped
     then.
@@ -80,6 +80,6 @@ class StateFold(Generic[S]):
             self.state = self._evolve(self.state, event, cause.recorded_at)
 
     def decided(self, state: S, effects: Iterable[object]) -> None:
-        """Take the state that a decision has led to. The events of its effects are folded in it."""
+        """Take the state that a decision has led to, in which the events of its effects are folded."""
         self.state = state
         self._own.update(event.event_id for each in effects if isinstance(each, Append) for event in each.events)

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Ending:
-    """How a process ends that was asked to (SIGTERM, SIGINT).
+    """How a process that was asked to end (SIGTERM, SIGINT) ends.
 
     ``cancels``: whether the first request cancels the service's work. A further request always does.
     """
@@ -56,7 +56,8 @@ class Context:
     """What a service gets from the frame.
 
     ``opened``: the journal, if the process opens one. ``stop``: set when the process was asked to end; ``ending``: what
-    that does. ``counters``: numbers by name that the service reports with its health. ``registry``: its metrics.
+    a request to end does. ``counters``: numbers by name that the service reports with its health. ``registry``: its
+    metrics.
     """
 
     settings: Settings
@@ -89,7 +90,7 @@ class Context:
 
         What the process has loaded by then stays for as long as it lives. Frozen, it is not visited by the garbage
         collector, which otherwise stops the process for a tenth of a second or more each time it visits everything.
-        What is made from then on, the collector visits seldom.
+        The collector seldom visits objects that are made from then on.
         """
         if not self.is_ready:
             collect_seldom()

@@ -36,7 +36,7 @@ class HttpServer(uvicorn.Server):
 
 
 def check_free(host: str, port: int) -> None:
-    """Check that ``listen`` would succeed now: for whoever starts much before a server listens.
+    """Check that ``listen`` would succeed now, for a program that starts much before a server listens.
 
     Raises:
         Unavailable: the address is in use, or is none of this machine.
@@ -58,12 +58,12 @@ def listen(host: str, port: int) -> socket.socket:
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as err:
         raise Unavailable(f"cannot listen on {host}:{port}: {err.strerror or err}") from err
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections that it accepts inherit it
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections that the socket accepts inherit this
     return listening
 
 
 class KnownHosts:
-    """This machine's names: its host name, ``localhost``, every address, and what is given.
+    """This machine's names: its host name, ``localhost``, every address, and the given names.
 
     A page on another site cannot have an address for its own name.
     """
@@ -79,7 +79,7 @@ class KnownHosts:
 
 
 def _hostname(header: str) -> str:
-    """Return the name or address in a ``Host`` header, in lower case; empty: it has none."""
+    """Return the name or address in a ``Host`` header, in lower case; empty if it has none."""
     try:
         return urlsplit(f"//{header}").hostname or ""
     except ValueError:  # brackets that do not match

@@ -63,7 +63,7 @@ def check_identity(credential: Credential, service: str) -> None:
     """Refuse the credential of another part, with which hardly a message would arrive.
 
     Args:
-        credential: of this process.
+        credential: the credential of this process.
         service: this process, by its name on the bus; empty: an agent.
 
     Raises:
@@ -84,7 +84,7 @@ def node_name() -> str:
         if path := os.environ.get(CREDENTIAL):
             return node_of(credentials.read(Path(path)).identity) or host_label()
     except (InvalidInput, ValueError):
-        pass  # reported when the settings are used
+        pass  # the error is reported when the settings are used
     return host_label()
 
 

@@ -27,7 +27,7 @@ FORMAT: Final = "UNICRON_LOG_FORMAT"
 JSON: Final = "json"
 
 IDS = ("node", "task", "worker", "plan", "incident")
-"""What a line can be about."""
+"""Kinds of things that a line can be about."""
 
 _TIME = "%Y-%m-%dT%H:%M:%S"
 
@@ -68,7 +68,7 @@ class JsonLines(logging.Formatter):
         self._service, self._always = service, dict(always)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Return the record as a line."""
         at = time.strftime(_TIME, time.gmtime(record.created))
         fields: dict[str, object] = {
             "time": f"{at}.{int(record.msecs):03d}Z",
@@ -99,7 +99,7 @@ def log_to_stderr(name: str, *, node: str = "") -> None:
 
     Args:
         name: the program's.
-        node: that it runs for; empty: for none.
+        node: the node for which it runs; empty: none.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(name, os.environ.get(FORMAT, ""), ids(node=node)))

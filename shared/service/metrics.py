@@ -40,7 +40,7 @@ def gauge(name: str, text: str, value: float | Samples, *labels: str) -> GaugeMe
 
 
 def counter(name: str, text: str, value: float | Samples, *labels: str) -> CounterMetricFamily:
-    """Return the values of something that is counted since the start of the process; as ``gauge``."""
+    """Return the values of something that is counted since the start of the process; arguments as for ``gauge``."""
     family = CounterMetricFamily(name, text, labels=labels)
     for key, number in _samples(value).items():
         family.add_metric(key, number)
@@ -65,7 +65,7 @@ class StateMetrics(Collector):
         self._read = read
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing."""
+        """Return nothing, so that registering reads nothing."""
         return ()
 
     def collect(self) -> Iterable[Metric]:

@@ -25,13 +25,13 @@ from shared.service.http_server import HttpServer, KnownHosts, listen
 logger = logging.getLogger(__name__)
 
 RETRY_S = 10.0
-"""Pause before an address is tried again: below the interval at which Prometheus asks by default (15 s, or 60 s)."""
+"""Pause before an address is tried again: below the default interval of Prometheus (15 s, or 60 s)."""
 
 SHUTDOWN_S = 1
-"""An answer under way when the process ends is given this long; it takes milliseconds."""
+"""How long an answer that is under way may take once the process ends; an answer takes milliseconds."""
 
 MOST_CONNECTIONS = 16
-"""Connections at a time; further ones are answered 503. A Prometheus keeps one open, a pair of them two."""
+"""Most connections at a time; further ones are answered 503. A Prometheus keeps one open, a pair of them two."""
 
 
 class _OwnHosts:
@@ -48,11 +48,11 @@ class _OwnHosts:
 
 
 def application(registry: CollectorRegistry, hosts: KnownHosts) -> ASGIApp:
-    """Return what answers ``/metrics``, on the event loop, and nothing else."""
+    """Return the ASGI application that answers ``/metrics``, on the event loop, and nothing else."""
     metrics = make_asgi_app(registry)
 
     class _Metrics:
-        """A class, since Starlette takes a class for an ASGI application, and a function for an endpoint of its own."""
+        """This is a class, since Starlette takes a class for an ASGI application, but a function for an endpoint."""
 
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             await metrics(scope, receive, send)
@@ -75,9 +75,9 @@ async def keep_serving(registry: CollectorRegistry, host: str, port: int, names:
 
     Args:
         registry: the process's.
-        host: to listen on.
-        port: to listen on; 0: any free one, which the log has.
-        names: further ones of this machine (``allowed_hosts``).
+        host: the host to listen on.
+        port: the port to listen on; 0: any free one, which the log names.
+        names: further names of this machine (``allowed_hosts``).
     """
     app, trouble = application(registry, KnownHosts(names)), ""
     while True:

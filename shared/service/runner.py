@@ -2,7 +2,7 @@
 
 A service is a ``Runner``: a core (``shared.service.core``), and what carries out its effects. One input at a time is
 folded and decided on, its events are appended and its other effects begun, before the next one. A record of the log
-counts as handled then, and whoever has brought another input gets the effects.
+then counts as handled, and the caller that brought another input gets the effects.
 
 At the start the service folds the log: from a state snapshot on, where it is given one, or from the first event. What
 the log has at the start was decided on before, and its answers, if any, are folded in their turn.
@@ -43,11 +43,11 @@ class Snapshots(Protocol[LoadedState]):
 class Runner(ABC, Generic[State, Input, Effect]):
     """A service, from its start until it is cancelled.
 
-    ``position``: up to which the log was handled. ``taken``: how many inputs of each type came, beside the log.
-    ``started``: set once the log of the start was folded.
+    ``position``: the position up to which the log was handled. ``taken``: how many inputs of each type came, beside the
+    log. ``started``: set once the log of the start was folded.
 
     Args:
-        context: of its process. It is ready once ``begin`` has returned.
+        context: the context of its process, which is ready once ``begin`` has returned.
         fold: the core's, before the first event.
         clock: gives the times of inputs.
         snapshots: None: the service folds the whole log when it starts.
@@ -73,14 +73,14 @@ class Runner(ABC, Generic[State, Input, Effect]):
         """The state behind the last input."""
         return self.fold.state
 
-    # ---- what makes a service of it
+    # ---- what a service defines
 
     @abstractmethod
     def decide(self, state: State, item: Input | Logged | Started, at: datetime) -> tuple[State, Sequence[Effect]]:
         """Return the state after an input, in which the events of ``Append`` effects are folded, and the effects."""
 
     def perform(self, effect: Effect) -> None:
-        """Begin what follows from an effect; that of an ``Append`` is in the log by now."""
+        """Begin what follows from an effect; the events of an ``Append`` are in the log by now."""
 
     async def begin(self) -> None:
         """Begin what the service does beside the log, once the log of the start was folded."""
@@ -122,7 +122,10 @@ class Runner(ABC, Generic[State, Input, Effect]):
         self._moved_on.notify()
 
     async def feed(self, item: Input, at: datetime | None = None) -> Sequence[Effect]:
-        """Handle an input that does not come from the log; return its effects. ``at``: None: the time of its turn."""
+        """Handle an input that does not come from the log; return its effects.
+
+        ``at``: its time; None: the time of its turn.
+        """
         self.taken[type(item)] += 1
         async with self._one_input:
             return await self._decide(item, at or self._clock())
@@ -133,7 +136,7 @@ class Runner(ABC, Generic[State, Input, Effect]):
         await self._moved_on.until(lambda: self.position >= position)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Do some work beside, at the longest until the service ends; an error of it ends the service."""
+        """Do some work beside the service, until it ends at the longest; an error of the work ends the service."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

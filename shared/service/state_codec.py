@@ -1,8 +1,8 @@
 """The state of a service as text and back, for state snapshots (``shared.service.state_snapshots``).
 
 The text is JSON. How a type is written and read follows from its annotations, by pydantic: models, dataclasses, named
-tuples, sets and maps need no code of their own. What comes back equals what was written, or nothing is written: a value
-of another type than the annotated one is an error, since it would come back as the annotated one.
+tuples, sets and maps need no code of their own. The value that is read equals the one that was written, or nothing is
+written: a value of another type than the annotated one is an error, since it would come back as the annotated one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class StateCodec(Generic[S]):
         self._adapter: TypeAdapter[S] = TypeAdapter(kind)
 
     def dump(self, state: S, *, defaults: bool = True) -> bytes:
-        """Return the text of a state. ``defaults``: also fields that have their default, which makes it no other state.
+        """Return the text of a state.
+
+        ``defaults``: whether to write also fields that have their default; the state that is read is the same.
 
         Raises:
             pydantic_core.PydanticSerializationError: a value has another type than its annotation.

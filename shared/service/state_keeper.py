@@ -37,11 +37,12 @@ logger = logging.getLogger(__name__)
 S = TypeVar("S")
 
 AT_STOP = 10
-"""Divisor of ``state_snapshot_events``: so many events since the last snapshot have one written at a planned stop. To
-fold fewer at the next start takes less time than to write."""
+"""Divisor of ``state_snapshot_events``: if at least so many events came since the last snapshot, one is written at a
+planned stop. Folding fewer at the next start takes less time than writing."""
 
 MOST_AT_STOP = 2
-"""Multiple of ``state_snapshot_events`` beyond which none is written at a planned stop: it would take too long."""
+"""Multiple of ``state_snapshot_events`` beyond which no snapshot is written at a planned stop, since it would take too
+long."""
 
 _NICENESS = 19
 """The niceness of the process that writes: everything else comes first."""
@@ -54,7 +55,7 @@ class StateKeeper(Generic[S]):
 
     Args:
         context: the service's.
-        kept: what is kept of it.
+        kept: what is kept of the service.
     """
 
     def __init__(self, context: Context, kept: KeptState[S]) -> None:
@@ -106,7 +107,7 @@ class StateKeeper(Generic[S]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End writing; at a planned stop, write."""
+        """Stop writing snapshots; at a planned stop, write one."""
         assert self._task is not None
         self._task.cancel()
         await asyncio.wait({self._task})
@@ -163,7 +164,7 @@ def main(kept: KeptState[S], arguments: Sequence[str]) -> int:
     """Write a snapshot of a service whose settings are in the environment; return the exit status.
 
     Args:
-        kept: what is kept of it.
+        kept: what is kept of the service.
         arguments: the position up to which the service has handled the log.
     """
     log_to_stderr(f"{kept.service}-snapshot")

@@ -84,7 +84,7 @@ def _modules(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class KeptState(Generic[S]):
-    """What of a service is kept, and how it follows from the log.
+    """The part of a service's state that is kept, and how it follows from the log.
 
     Attributes:
         service: the service's name, that of its package.
@@ -112,9 +112,9 @@ class KeptState(Generic[S]):
 
 
 class Header(Model):
-    """What a snapshot is of.
+    """What a snapshot contains.
 
-    ``hash``: of the event at ``position``. ``sha256``, ``size_bytes``: of the state's text.
+    ``hash``: that of the event at ``position``. ``sha256``, ``size_bytes``: those of the state's text.
     """
 
     format: int
@@ -149,10 +149,10 @@ class StateSnapshots(Generic[S]):
         self.folder = folder
         self._kept = kept
         self._ignored: set[Path] = set()
-        """Files of which has been said why they do not count."""
+        """Files about which the log says already why they do not count."""
 
     def newest(self, log: EventLog) -> StateSnapshot[S] | None:
-        """Return the newest snapshot that fits the log; None if none does. What is ignored is logged, once each.
+        """Return the newest snapshot that fits the log; None if none does. Each file that is ignored is logged once.
 
         Raises:
             Unavailable: the database does not answer.
@@ -223,7 +223,7 @@ class StateSnapshots(Generic[S]):
             raise Corrupt("it is damaged")
         try:
             state = self._kept.codec.load(text)
-        except Exception as err:  # whatever is wrong with a cache, the log has it all
+        except Exception as err:  # whatever is wrong with a cache, the log has all of it
             raise Corrupt(f"its state cannot be read: {type(err).__name__}") from err
         return StateSnapshot(header.position, header.hash, state)
 

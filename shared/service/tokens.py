@@ -30,13 +30,13 @@ PREFIX = "unicron_"
 
 
 class Scope(StrEnum):
-    """What a token allows; each includes those before it."""
+    """What a token allows; each scope includes those before it."""
 
     READ = "read"
     SUBMIT = "submit"
-    """Submitting tasks, and stopping those that the token's bearer owns."""
+    """The bearer may submit tasks, and stop those that it owns."""
     OPERATE = "operate"
-    """Everything: other users' tasks, nodes."""
+    """The bearer may do everything, also with nodes and other users' tasks."""
 
     def includes(self, other: Scope) -> bool:
         """Return whether this scope allows what another does."""
@@ -45,7 +45,7 @@ class Scope(StrEnum):
 
 
 class Token(Model):
-    """A token as the file has it. ``name``: of whoever bears it, and of the owner of their tasks."""
+    """A token as the file has it. ``name``: the name of its bearer, who owns the tasks that it submits."""
 
     name: Name
     scope: Scope
@@ -115,7 +115,7 @@ def find(tokens: list[Token], given: str) -> Token | None:
 
 @contextmanager
 def _changing(path: Path) -> Iterator[list[Token]]:
-    """Give the tokens, and write what the caller makes of them: whole or not at all, one caller at a time."""
+    """Give the caller the tokens, and write what it makes of them: whole or not at all, one caller at a time."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.with_suffix(".lock"), "w") as lock:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from shared.errors import InvalidInput
 
 LOOPBACK = "127.0.0.1"
-"""Where a process listens if only a port is given."""
+"""The host on which a process listens if only a port is given."""
 
 DEFAULT_SERVER = f"http://{LOOPBACK}:8642"
 """Address of the gateway where none is set: on this machine, at a port that no common service uses."""
@@ -17,7 +17,7 @@ def check_servers(text: str) -> str:
     """Return the URLs of NATS servers in a text, separated by commas.
 
     Raises:
-        InvalidInput: one is no such URL, or some have TLS and others have not: a client verifies all of them or none.
+        InvalidInput: one is no such URL, or only some have TLS: a client verifies all of them or none.
     """
     servers = [server.strip() for server in text.split(",")]
     if wrong := [server for server in servers if not _is_nats_url(server)]:
@@ -39,7 +39,7 @@ def listening(text: str) -> tuple[str, int] | None:
     """Return host and port of ``HOST:PORT`` or ``PORT``, the latter on loopback; None: the text is empty.
 
     Raises:
-        InvalidInput: it is neither.
+        InvalidInput: the text is neither.
     """
     if not text:
         return None

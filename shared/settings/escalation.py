@@ -18,17 +18,17 @@ class EscalationLimits(BaseModel):
     """Time within which the same cause at one place counts. A bad cable, a full disk or a failing device shows several
     times within an hour; what comes once a day is cheaper to restart than to give up a node for."""
     cause_worker_limit: _Count = 3
-    """Occurrences of a cause on one worker that make its error one severity worse, and as many again one more: the
-    third is no chance any more where a worker fails once in weeks."""
+    """Occurrences of a cause on one worker that make its error one severity worse, and as many again one more: a third
+    failure is no longer chance if a worker fails once in weeks."""
     cause_node_limit: _Count = 5
-    """Occurrences of a cause on one node, over all its workers and tasks, that isolate it: more than one worker has
-    part in them, so it takes more of them than of one worker."""
+    """Occurrences of a cause on one node, over all its workers and tasks, that isolate it: they come from more than one
+    worker, so the limit is higher than for one worker."""
     cause_pair_limit: _Count = 8
     """Breaks of a pair of nodes within an hour after which the isolated one stays out until an operator returns it: by
     then the time that its links must work has reached a quarter of an hour."""
     cause_task_limit: _Count = 12
     """Occurrences of a cause of one task, at different steps and on two nodes or more, that end the task as failed:
-    with one in five minutes it makes progress mostly to lose it. Counted are faults that a program can cause."""
+    with one in five minutes it makes progress mostly to lose it. Only faults that a program can cause are counted."""
     lemon_window_s: _Window = 7 * 86_400.0
     """Time within which a node's own faults count together. Within days an operator has not changed the node."""
     lemon_false_positives: float = Field(default=0.01, ge=0, le=1)

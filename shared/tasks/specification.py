@@ -25,7 +25,7 @@ MOST_REPORTED = 50
 """Wrong fields that an error names. More than a page of them help nobody, and each takes a comparison of names."""
 
 CHECKPOINT_URL = r"^[a-z][a-z0-9+.-]*://[^\s?#\[\]*\x00]*[^\s?#\[\]*\x00/]$"
-"""Form of ``checkpoint.url``. Nothing in it may stand for something else: its folders are listed by a pattern."""
+"""Form of ``checkpoint.url``. It may have no wildcard, since its folders are listed by a pattern."""
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 """A positive count with a limit far above any real one, so that a slip is refused and nothing overflows."""
@@ -93,7 +93,7 @@ IS = {
     TaskState.SUCCEEDED: "has succeeded",
     TaskState.FAILED: "has failed",
 }
-"""What a sentence says of a task in each state, behind its name."""
+"""What a sentence says about a task in each state, behind its name."""
 
 
 class Workers(Model):
@@ -119,8 +119,8 @@ class ModelShape(Model):
     def flop_per_sample(self) -> float:
         """Model FLOP of one forward and backward pass over one sequence.
 
-        72 s l h^2 (1 + s / 6h + V / 12 l h): Narayanan et al., SC'21, appendix, without the recomputed forward
-        pass (their 96 counts it).
+        72 s l h^2 (1 + s / 6h + V / 12 l h): Narayanan et al., SC'21, appendix, without the recomputed forward pass
+        (the 96 there counts it).
         """
         s, n, h, v = self.sequence_length, self.layers, self.hidden, self.vocabulary
         return 72.0 * s * n * h * h * (1.0 + s / (6.0 * h) + v / (12.0 * n * h))
@@ -159,9 +159,9 @@ class Checkpoint(Model):
     """``directory``: where checkpoints go (default: under the run directory), on all nodes the same.
 
     ``url``: in its place, an fsspec URL of an object store (``s3://bucket/prefix``), for this task alone. ``every``:
-    steps between two of them; 0: only at a stop. ``keep``: how many of them to leave, at least the newest and the one
-    before it, which stands in if that is damaged. ``memory_every``: steps between copies in the memory of the nodes; 0
-    none; ``auto``: as often as they are worth, at no more than one percent of the time.
+    steps between two of them; 0: only at a stop. ``keep``: how many of them to keep, at least the newest and the one
+    before it, which stands in if the newest is damaged. ``memory_every``: steps between copies in the memory of the
+    nodes; 0: none; ``auto``: as often as they are worth, at no more than one percent of the time.
     """
 
     directory: str | None = None

@@ -25,7 +25,8 @@ from shared.views.task_parts import Result as Result
 from shared.views.task_parts import StopRefusal as StopRefusal
 
 SCHEMA_VERSION = 20
-"""Raised whenever a document or the fold changes; the projections are then folded again from position 0."""
+"""Version of the documents and of the fold, raised whenever one of them changes; the projections are then folded again
+from position 0."""
 
 SHORTEST_STEP_S = 1e-6
 """Step times below this are ignored: a step is at least some kernel launches, and the rates would overflow a float."""
@@ -34,31 +35,32 @@ SHORTEST_STEP_S = 1e-6
 class TaskView(Model):
     """A task.
 
-    ``position``: of its latest submission in the log. ``version``: of its stream, for expected-version appends.
-    ``revision``: the version at the newest event that a user asked for, or that has ended the task: changes may be
-    conditional on it. ``earlier_flop``, ``earlier_weighted_flop``: FLOP of the updates under earlier submissions, up
-    to ``first_step``. ``weightings``: of the updates behind it, once the weight was changed. ``attempt``: number of
-    this submission of the name. ``start_checkpoint``: from which it began.
+    ``position``: that of its latest submission in the log. ``version``: that of its stream, for expected-version
+    appends. ``revision``: the version at the newest event that a user asked for, or that has ended the task: changes
+    may be conditional on it. ``earlier_flop``, ``earlier_weighted_flop``: FLOP of the updates under earlier
+    submissions, up to ``first_step``. ``weightings``: the weights of the updates behind it, once the weight was
+    changed. ``attempt``: number of this submission of the name. ``start_checkpoint``: the checkpoint from which it
+    began.
 
-    ``stages``: of the newest plan; a stage takes effect with its milestone. ``members``: ranks of the generation that
-    trains (or last trained). ``planned``: workers of the newest plan. ``strength``: workers that the task had before a
-    fault took some; with fewer it is degraded. ``plan``: the plan that is not done with the task, if any.
+    ``stages``: those of the newest plan; a stage takes effect with its milestone. ``members``: ranks of the generation
+    that trains (or last trained). ``planned``: workers of the newest plan. ``strength``: workers that the task had
+    before a fault took some; with fewer it is degraded. ``plan``: the plan that is not done with the task, if any.
     ``training_plan``: the plan under which the task trains now. ``pausing``: the newest plan takes the task's workers;
     the task is to resume later. ``checkpoint``: the newest published one, of step ``checkpoint_step``.
     ``checkpoint_failure``: the newest that could not be written; None once one was written after it. ``unwritten``: its
     workers are lent until it can write its result. ``copies_lacking``: why copies in memory are missing; None: all are
-    there, or none are taken. ``stop_refused``:
-    the answer to the newest request to stop, if that was refused. ``lose_steps``: whether the task is to stop also
-    without a checkpoint; ``at_once``: in the midst of a step. ``anomalies``: those that last. ``slow``: slow workers
-    and their slowdowns, as measured in this task. ``step_s``: the newest measured step time in seconds; 0 until one was
-    measured. ``memory_every``, ``replicated``: as in the newest ``task.progressed`` that has them. ``changed``: as in
-    ``task.identified``. ``newcomers_refused``: why it takes no new processes. ``wait``: why none is started now.
+    there, or none are taken. ``stop_refused``: the answer to the newest request to stop, if that was refused.
+    ``lose_steps``: whether the task is to stop also without a checkpoint; ``at_once``: in the midst of a step.
+    ``anomalies``: those that last. ``slow``: slow workers and their slowdowns, as measured in this task. ``step_s``:
+    the newest measured step time in seconds; 0 until one was measured. ``memory_every``, ``replicated``: as in the
+    newest ``task.progressed`` that has them. ``changed``: as in ``task.identified``. ``newcomers_refused``: why it
+    takes no new processes. ``wait``: why no process is started now.
 
     ``rates``: the newest measured rates. ``modelled``: FLOP/s by the throughput model at the counts of workers that
     plans gave the task. ``demand``, ``progress``, ``shortfalls``: keys of the spans that last (``SpanView``).
-    ``owner``: who submitted it. ``start_s``: how long the newest start from nothing took. ``counted_step``: up to which
-    earlier spans count the progress. ``interrupted_progress``: key of the span of progress that a fault has ended,
-    until the task trains again.
+    ``owner``: who submitted it. ``start_s``: how long the newest start from nothing took. ``counted_step``: the step up
+    to which earlier spans count the progress. ``interrupted_progress``: key of the span of progress that a fault has
+    ended, until the task trains again.
     """
 
     name: str
@@ -148,9 +150,10 @@ class IncidentView(Model):
 
     ``tasks``: those that it hit (``task`` alone, or all on a lost or isolated node), and those that the plans changed.
     ``shortfalls``: keys of the spans in which tasks have fewer workers because of it (``SpanView``);
-    ``past_shortfalls``: of those that have ended. ``failed_tasks``: tasks that failed because of it, and why.
-    ``observations``, ``omitted``, ``root_cause``: of ``incident.observed``. ``closed_at``: when nothing was left to do;
-    ``restored_at``: the same, where every task that it hit trains again. ``attempts``: occurrences of the same failure.
+    ``past_shortfalls``: keys of those that have ended. ``failed_tasks``: tasks that failed because of it, and why.
+    ``observations``, ``omitted``, ``root_cause``: as in ``incident.observed``. ``closed_at``: when nothing was left to
+    do; ``restored_at``: the same, where every task that it hit trains again. ``attempts``: occurrences of the same
+    failure.
     """
 
     id: str
@@ -218,7 +221,7 @@ class Impact(Model):
     task. ``planned_at``: when the plan was decided. ``closed_at``: when nothing of the plan was left to do, or the next
     plan took the task over. ``until``: when the training that followed ended (None: it goes on). ``step_s``: time of a
     step of the workers after the plan. ``waf_flop_per_s``: weighted FLOP/s of all workers before it. Both are robust
-    means (``shared/projections/rates.py``). ``weight``: of the task.
+    means (``shared/projections/rates.py``). ``weight``: the task's.
 
     For counterfactuals: ``step``, ``saved_step`` when the plan was made; ``step_before_s``: time of a step of the
     workers before; ``start_s``: how long the task's newest start from nothing took, 0 while unknown.
@@ -254,7 +257,7 @@ class PlanView(Model):
     ``since``: from when on it claims workers' time: when it was decided, or the first fault occurred that it is the
     first to answer for a task. ``detected_at``: when the last of its incidents was detected. ``solved``: whether the
     solver made it. ``gain_flop_per_s``: its WAF above that of the alternative in which only the failed tasks shrink;
-    None where there is no such alternative. ``slowdowns``: ids of those that it answers.
+    None where there is no such alternative. ``slowdowns``: ids of the slowdowns that it answers.
     """
 
     id: str
@@ -285,28 +288,27 @@ class NodeState(StrEnum):
 
     READY = "ready"
     CORDONED = "cordoned"
-    """A user wants no new work on it; what runs there stays."""
+    """A user wants no new work on the node; what runs there stays."""
     DRAINING = "draining"
-    """Tasks are moving away."""
+    """Tasks move away from the node."""
     DRAINED = "drained"
-    """No task has a process on it, and none gets one."""
+    """No task has a process on the node, and none gets one."""
     ISOLATED = "isolated"
-    """A fault of its processes went on after they had been restarted (SEV1)."""
+    """A fault of the node's processes went on after they had been restarted (SEV1)."""
     LOST = "lost"
-    """No heartbeats."""
+    """The node has sent no heartbeats."""
     LEFT = "left"
-    """Its agent was asked to end."""
+    """The node's agent was asked to end."""
 
 
 class NodeView(Model):
     """A node.
 
-    ``version``: of its stream, for expected-version appends. ``cordoned``: a user wants no new work on it, whatever its
-    state; that holds over incarnations. ``hardware``: the kind of its workers. ``kept_out``: only an operator
-    returns it, whatever its agent does: a lemon, or a node whose link has broken too often. ``span``: key of the span
-    that lasts (``SpanView``); empty while the node is not allocated. ``allocated_worker_s``:
-    worker-seconds up to ``allocated_since``, from which its workers are allocated; None while they are not. ``slow``:
-    its slow workers.
+    ``version``: that of its stream, for expected-version appends. ``cordoned``: a user wants no new work on it,
+    whatever its state; that holds over incarnations. ``hardware``: the kind of its workers. ``kept_out``: whether only
+    an operator returns it, whatever its agent does: it is a lemon, or its link has broken too often. ``span``: key of
+    the span that lasts (``SpanView``); empty while the node is not allocated. ``allocated_worker_s``: worker-seconds up
+    to ``allocated_since``, from which its workers are allocated; None while they are not. ``slow``: its slow workers.
     """
 
     name: str
@@ -351,14 +353,13 @@ class SpanView(Model):
     """A time in which something holds of a node or a task. ``end``: None while it lasts.
 
     ``workers``: all of the node; or those that the task has lost to the incident. ``hardware``: their kind; the kind
-    that the task wants, empty for any. ``incident``: that took the node or the workers. ``before``, ``after``: numbers
-    of workers that the task had, and has instead: some of those lost may have been replaced. ``weight``,
-    ``flop_per_worker_s``: of the task, and its weighted FLOP/s of one worker.
+    that the task wants, empty for any. ``incident``: the incident that took the node or the workers. ``before``,
+    ``after``: numbers of workers that the task had, and has instead: some of those lost may have been replaced.
+    ``weight``: the task's; ``flop_per_worker_s``: its weighted FLOP/s of one worker.
 
-    ``detected_at``: of an away node, when the incident was detected.
-
-    ``first_step``, ``last_step``: of progress, ``last_step`` once it has ended; ``flop_per_step``: weighted. ``waf``:
-    weighted FLOP/s of the healthy line, by task.
+    ``detected_at``: for an away node, when the incident was detected.
+    ``first_step``, ``last_step``: those of progress, ``last_step`` once it has ended; ``flop_per_step``: weighted.
+    ``waf``: weighted FLOP/s of the healthy line, by task.
     """
 
     id: str

@@ -13,7 +13,8 @@ from shared.model import Model
 from shared.text import Time
 
 REMEMBERED = 15
-"""Incidents of a kind whose times are remembered, the newest: enough that one that took long is no median."""
+"""Number of incidents of a kind whose times are remembered, the newest: enough that a single long one is not the
+median."""
 
 TIMES_USUAL = 2.0
 """An open incident is stuck once it has taken so many times as long as the median of its kind: half as long again is
@@ -57,7 +58,7 @@ def stuck_s(usual_s: float | None, age_s: float) -> float | None:
 
 
 def than_usual(usual_s: float | None) -> str:
-    """Return what a stuck incident takes longer than, in words. ``usual_s``: as of ``stuck_s``."""
+    """Return what a stuck incident takes longer than, in words. ``usual_s``: as for ``stuck_s``."""
     if usual_s is None:
         return f"the {NEVER_HEALED_S:g} s that are allowed where none of its kind was healed before"
     return f"usual (median {usual_s:.3g} s)"
@@ -66,7 +67,8 @@ def than_usual(usual_s: float | None) -> str:
 class Attempt(Model):
     """One occurrence of an incident's failure: the first, and each that repeats it.
 
-    ``event``: of the log. ``plan``, ``response``: of the plan that answered it; empty: none has yet.
+    ``event``: id of the event in the log. ``plan``, ``response``: those of the plan that answered it; empty: none has
+    yet.
     """
 
     event: str
@@ -120,7 +122,7 @@ class RestartCost(Model):
 
 
 class SolverPlan(Model):
-    """The first plan of the solver that answered an incident. ``gain_flop_per_s``: as of ``PlanView``."""
+    """The first plan of the solver that answered an incident. ``gain_flop_per_s``: as in ``PlanView``."""
 
     position: int
     decided_at: datetime
@@ -130,7 +132,7 @@ class SolverPlan(Model):
 class StoodStill(Model):
     """What would have stood until the node of an incident is back: the tasks that the fault interrupted.
 
-    ``workers``, ``waf_flop_per_s``: of these tasks before the fault. ``since``: when it was detected.
+    ``workers``, ``waf_flop_per_s``: those of these tasks before the fault. ``since``: when it was detected.
     """
 
     workers: int
@@ -139,7 +141,7 @@ class StoodStill(Model):
 
 
 class OtherAnswers(Model):
-    """What the models of other answers to an incident are made of.
+    """The inputs of the models of other answers to an incident.
 
     ``restart``: None where the log says too little. ``solver_plan``: None if the solver made none of the plans.
     ``stood_still``: None if no node was lost or isolated, or where the log says too little; ``back_at``: when the node

@@ -13,7 +13,7 @@ from shared.model import Model
 class OpenAnomaly(Model):
     """A number of a task that is unusual, until it is usual again; ``value`` and ``expected`` in ``unit``.
 
-    ``node``, ``peer``: of a slow link.
+    ``node``, ``peer``: the two nodes of a slow link.
     """
 
     kind: str
@@ -28,9 +28,9 @@ class OpenAnomaly(Model):
 
 
 class SlowWorker(Model):
-    """A worker that computes slower than its peers. ``task``, ``step``: in which it was measured last.
+    """A worker that computes slower than its peers. ``task``, ``step``: where it was measured last.
 
-    ``id``: of its slowdown (``SlowdownView``). ``newest``: id of the newest event about it.
+    ``id``: that of its slowdown (``SlowdownView``). ``newest``: id of the newest event about it.
     """
 
     id: str
@@ -45,9 +45,10 @@ class SlowWorker(Model):
 class SlowdownView(Model):
     """One slowdown of a worker: from the event that found it to the one with which it was over.
 
-    ``id``: of the first event. ``slowdown``: own compute time over that of its peers, by the newest event; ``worst``:
-    the largest. ``task``, ``generation``, ``rank``, ``step``, ``evidence``: of the first event. ``ended``: why it is
-    over, in words. ``plans``: those that an event about it has led to, and those that took over from such a plan.
+    ``id``: that of the first event. ``slowdown``: own compute time over that of its peers, by the newest event;
+    ``worst``: the largest. ``task``, ``generation``, ``rank``, ``step``, ``evidence``: those of the first event.
+    ``ended``: why it is over, in words. ``plans``: the plans to which an event about it has led, and those that took
+    over from such a plan.
     """
 
     id: str

@@ -63,7 +63,7 @@ class RateSample(Model):
 
 
 class Weighting(Model):
-    """The weight of a task's updates behind ``step``, until another holds."""
+    """The weight of a task's updates behind ``step``, until another weighting holds."""
 
     step: int
     weight: float
@@ -72,9 +72,10 @@ class Weighting(Model):
 class AttemptView(Model):
     """An earlier submission of a task's name, as it was when the name was submitted again.
 
-    ``position``: of the submission in the log. ``number``: among those of the name, from 1 on. ``first_step``: at which
-    it began; ``last_step``: at which it ended. ``checkpoint``: from which it began; empty: from nothing. ``flop``,
-    ``weighted_flop``: model FLOP of its own updates, and times the weight that each had.
+    ``position``: that of the submission in the log. ``number``: its number among the submissions of the name, from 1
+    on. ``first_step``: the step at which it began; ``last_step``: the step at which it ended. ``checkpoint``: the
+    checkpoint from which it began; empty: it began from nothing. ``flop``, ``weighted_flop``: model FLOP of its own
+    updates, and times the weight that each had.
     """
 
     task: str

@@ -22,7 +22,7 @@ VALUE_BITS = 58
 """The greatest objective values of all tasks add up to less than 2**58. A float64 has 53 bits, so no sum loses any."""
 
 TOO_LARGE = -(10**6)
-"""Stands for the exponent where the objective values do not add up to a float64."""
+"""Value of the exponent if the objective values do not add up to a float64."""
 
 MAX_BUDGET = 1 << 61
 """More than any feasible assignment can lose: 2**58 of value on either side of zero, and the price of all workers."""
@@ -37,7 +37,7 @@ SECOND_STEP = 2
 """Factor between two budgets in the search for the second best assignment."""
 
 FILLING_ROUNDS = 16
-"""Steps of the greedy improvement of the first assignment. Each step roughly halves the workers that are left."""
+"""Most steps of the greedy improvement of the first assignment. Each step roughly halves the workers that are left."""
 
 PRICES = 12
 """Number of prices, besides the price of the relaxation, at which the tasks before a task are bounded."""
@@ -130,7 +130,7 @@ class Market(NamedTuple):
     """What a price of workers proves.
 
     ``capacity``: the weight that fits. ``price``: value of a unit of weight. ``bound``: no assignment has a greater
-    value. ``loss``: of each item, its value less its price, below the greatest such difference of its task.
+    value. ``loss``: for each item, how far its value less its price is below the greatest such difference of its task.
     """
 
     capacity: Int
@@ -140,7 +140,7 @@ class Market(NamedTuple):
 
 
 class States(NamedTuple):
-    """Partial assignments: those of the tasks from t on are ``levels[t + 1] .. levels[t]``, by increasing weight.
+    """Partial assignments: the states of the tasks from t on are ``levels[t + 1] .. levels[t]``, by increasing weight.
 
     ``item``: the item of task t (-1: the empty assignment). ``parent``: the state of the tasks from t + 1 on.
     """
@@ -155,10 +155,11 @@ class States(NamedTuple):
 
 
 class ProofNumbers(NamedTuple):
-    """What proves the best assignment, in units of the fixed-point values.
+    """The proof of the best assignment, in units of the fixed-point values.
 
-    ``bound``: of the relaxation. ``price``: of a worker. ``value``: of the best assignment. ``budget``: every
-    assignment of a value above ``bound - budget`` was looked at. ``states``: partial assignments that the search kept.
+    ``bound``: the bound of the relaxation. ``price``: the price of a worker. ``value``: that of the best assignment.
+    ``budget``: every assignment of a value above ``bound - budget`` was looked at. ``states``: partial assignments that
+    the search kept.
     """
 
     bound: Int

@@ -53,7 +53,7 @@ def all_reduce_s(size_bytes: float, group: Group, hardware: Hardware, constants:
 
 
 def half_s(size_bytes: float, group: Group, hardware: Hardware, constants: Calibration) -> float:
-    """Return the seconds of a reduce-scatter or an all-gather; ``size_bytes``: of the whole tensor."""
+    """Return the seconds of a reduce-scatter or an all-gather; ``size_bytes``: the size of the whole tensor."""
     if group.size == 1:
         return 0.0
     moved = (group.size - 1) / group.size * size_bytes

@@ -15,7 +15,7 @@ STATE_BYTES = 18
 """Bytes of a parameter: weight 2, gradient 4, master copy 4, two Adam moments 8 (Megatron-LM, bf16, fp32 gradients)."""
 
 SHARDED_BYTES = 12
-"""Part of these that the distributed optimizer divides by the data-parallel size (Megatron-LM: 6 + 12 / d)."""
+"""Part of these bytes that the distributed optimizer divides by the data-parallel size (Megatron-LM: 6 + 12 / d)."""
 
 RESERVED_BYTES = 2.5 * 2**30
 """Estimate of the CUDA context, communicator buffers, cuBLAS work space, and unusable parts of the allocator."""

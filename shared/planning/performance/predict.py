@@ -73,8 +73,8 @@ def throughput(
     Returns: ``iteration_s``: seconds of one update. ``layout``: the sizes and choices, with the layers of each stage.
     ``flop_per_s_per_worker``: *model* FLOP/s, 72 B s l h^2 (1 + s / 6h + v / 12 l h) over time and workers (SC'21 and
     Korthikanti et al.). ``hardware_flop_per_s_per_worker``: the same with recomputation, as in the tables of SC'21 (96
-    in place of 72 for full recomputation). ``mfu``: model FLOP/s over the data-sheet peak. ``memory_bytes``: of the
-    most loaded worker. ``fits``: whether that is within the device memory and the configuration is possible.
+    in place of 72 for full recomputation). ``mfu``: model FLOP/s over the data-sheet peak. ``memory_bytes``: that of
+    the most loaded worker. ``fits``: whether that is within the device memory and the configuration is possible.
     ``breakdown``: seconds of each part; they add up to ``iteration_s``. ``memory``: bytes of each part. ``reasons``:
     why the configuration does not fit, and what is unusual. Where there is no configuration at all, the numbers are
     None.

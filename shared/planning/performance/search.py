@@ -82,8 +82,8 @@ def estimate(
 class ReplicaEstimate(NamedTuple):
     """One data-parallel replica's configuration (``data`` is 1), and what all data-parallel sizes have in common.
 
-    ``parameters``: of the heaviest worker. ``intra``, ``inter``: a micro-batch where all workers are in one node, and
-    where they are not.
+    ``parameters``: those of the heaviest worker. ``intra``, ``inter``: the times of a micro-batch if all workers are in
+    one node, and if they are not.
     """
 
     config: ParallelConfig
