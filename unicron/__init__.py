@@ -106,8 +106,8 @@ def attach(
     Args:
         steps: updates to apply.
         micro_batches: M, in one update, over all replicas. The training loop scales the loss of each by 1/M, except
-            with Megatron's schedules and ``calculate_per_token_loss=False``, the default: the library does then; with
-            True and losses that are sums over tokens it divides by the tokens.
+            with Megatron's schedules and ``calculate_per_token_loss=False``, the default: then the library does so.
+            With True and losses that are sums over tokens, the library divides by the tokens.
         build: ``build(tensor, pipeline)`` returns model and optimizer: Megatron's DistributedDataParallel and
             optimizer, or a plain module and torch optimizer. It is called in Megatron's process groups and must not
             wait for other ranks.
@@ -136,7 +136,7 @@ def attach(
             as they are before that step.
         directory: where checkpoints and results go without an agent.
         tensor: tensor-parallel size without an agent, whose plan says it otherwise.
-        pipeline: pipeline-parallel size without one.
+        pipeline: pipeline-parallel size without an agent.
 
     An argument that is None has the value of the task's specification or, without an agent, the default of
     ``Training``: no checkpoints except at a stop, and sums in float32.
@@ -197,15 +197,15 @@ def attach(
 
 
 def order_samples(count: int) -> int:
-    """Return from how many samples a script is to draw the order of its samples: of the task's first start.
+    """Return the number of samples from which a script is to draw their order: that of the task's first start.
 
-    For a script whose order depends on the number of samples of the whole training, as Megatron's datasets draw theirs.
+    A script needs it if its order depends on the number of samples of the whole training, as Megatron's datasets do.
     A task that goes on with other ``steps`` would apply other samples than without the interruption. The script draws
     from this number and appends epochs behind it.
 
     Args:
-        count: of this start: steps times samples in an update; it is returned where the task began with it, or where
-            there is no agent.
+        count: the number of this start: steps times samples in an update; it is returned if the task began with it, or
+            if there is no agent.
 
     Raises:
         InvalidSpec: the specification that the environment names cannot be read.

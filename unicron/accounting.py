@@ -1,4 +1,4 @@
-"""What of a step has been done, and by which rank. Pure.
+"""The account of a step: what has been done of it, and by which rank. Pure.
 
 A rank keeps a ``PartialStep`` for the step in progress; it outlives the loss of peers. Before gradients are reduced all
 ranks agree on a ``StepAccount``. The members of a new generation agree on the ``KeptGradients`` of each model shard
@@ -38,7 +38,7 @@ class StepAccount:
     """Losses and samples of a whole step, on which the ranks agree before they reduce its gradients."""
 
     loss: float
-    """Mean over the micro-batches, added up in their order; over their tokens, where those are counted."""
+    """Mean loss over the micro-batches, added up in their order; over their tokens, if those are counted."""
     sample_ids: list[int]
     """Ids of the samples, in the order of the micro-batches."""
     tokens: float = 0.0
@@ -60,7 +60,7 @@ class PartialStep:
     """The losses of the micro-batches that the last chunk has done, where that chunk computes the loss: numbers, or
     tensors that are not read yet (``unicron.losses``)."""
     tokens: dict[int, Any] = field(default_factory=dict)
-    """The numbers of tokens of the same micro-batches, as numbers or as tensors; empty where they do not count."""
+    """The numbers of tokens of the same micro-batches, as numbers or as tensors; empty if they do not count."""
     samples: dict[int, list[int]] = field(default_factory=dict)
     """Sample ids of the micro-batches that some chunk has done."""
     done: list[set[int]] = field(default_factory=lambda: [set()])
@@ -88,7 +88,7 @@ class PartialStep:
             assigned: the micro-batches that this rank's replica computes.
             generation: the present one.
             chunks: how many model chunks the rank has.
-            micro_batches: of the step, over all replicas.
+            micro_batches: those of the step, over all replicas.
         """
         return cls(
             step=step,

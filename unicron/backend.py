@@ -44,16 +44,16 @@ class Backend:
     """What a collective backend can do; by default what one on the host does, which leaves nothing under way."""
 
     name: ClassVar[str]
-    """Torch's name of it."""
+    """Torch's name of the backend."""
     aborts: ClassVar[bool]
     """Whether the collectives of a communicator are ended by ``abort``. They then end without an error and with garbage
     for a result. Otherwise a socket that is shut ends them, with an error."""
     waits_in_slices: ClassVar[bool]
     """Whether ``Work.wait`` with a time-out may be called again and again."""
     scatters: ClassVar[bool]
-    """Whether there is a reduce-scatter which sends no more than it has to."""
+    """Whether the backend has a reduce-scatter that sends no more than it has to."""
     settings: ClassVar[Mapping[str, str]] = {}
-    """Environment variables that it needs, unless the operator has set them."""
+    """Environment variables that the backend needs, unless the operator has set them."""
 
     def connect(self, group: dist.ProcessGroup) -> None:
         """Make the communicator of a group, which otherwise its first collective makes. All its ranks call this.
@@ -63,9 +63,10 @@ class Backend:
         """
 
     def abort(self, groups: Sequence[dist.ProcessGroup]) -> None:
-        """End all collectives of some groups, and return once that is done. Once for each group, by one thread.
+        """End all collectives of some groups, and return once that is done.
 
-        Meanwhile no other thread may issue, make, destroy or abort anything.
+        This is called once for each group, by one thread. Meanwhile no other thread may issue, make, destroy or abort
+        anything.
         """
 
     def mark(self) -> Mark | None:
@@ -118,8 +119,8 @@ class Nccl(Backend):
         # The watchdog neither aborts nor ends the process by itself: this library aborts, and the agent decides.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
-        # The watchdog would sleep four times this for each collective that it finds broken, and whoever destroys the
-        # group waits.
+        # For each broken collective that it finds, the watchdog would sleep four times this long, and whoever destroys
+        # the group waits.
         "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
         # The process's first group would write a dump, sleep for eight minutes and end the process.
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
@@ -176,6 +177,6 @@ def current() -> Backend:
 
 
 def use(backend: Backend) -> None:
-    """Use another backend from here on: for tests of what a backend does at a fault."""
+    """Use another backend from here on, for tests of what a backend does at a fault."""
     global _chosen
     _chosen = backend

@@ -25,7 +25,7 @@ def take(number: int) -> None:
 
 
 def synchronize() -> None:
-    """Wait until the CUDA device has done everything that was started on it; other threads run meanwhile.
+    """Wait until the CUDA device has done all work that was started on it; other threads run meanwhile.
 
     Raises:
         RuntimeError: something failed on the device.
@@ -34,7 +34,7 @@ def synchronize() -> None:
 
 
 def synchronize_stream() -> None:
-    """Wait until the CUDA device has done what was started on the current stream, and no other; other threads run.
+    """Wait until the CUDA device has done the work of the current stream, and no other; other threads run meanwhile.
 
     Raises:
         RuntimeError: something failed on the device.
@@ -54,15 +54,15 @@ def pin(memory: torch.Tensor) -> bool:
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     if int(runtime.cudaHostRegister(memory.data_ptr(), memory.numel() * memory.element_size(), 0)) == 0:
         return True
-    # CUDA keeps the error for whoever asks next, and torch asks after each kernel that it launches. Torch clears it as
-    # it raises it, and has no other call that does.
+    # CUDA keeps the error for the next call that asks, and torch asks after each kernel that it launches. Torch clears
+    # the error as it raises it, and has no other call that does so.
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device=current())
     return False
 
 
 def unpin(memory: torch.Tensor) -> None:
-    """Undo ``pin``; to be called before the buffer is freed.
+    """Undo ``pin``; call this before the buffer is freed.
 
     This waits for all that is under way on the device, and so for a collective that a lost peer never enters: first
     abort what may be broken.

@@ -117,7 +117,7 @@ class ForkServer:
                     self._report_port(key.fd)
 
     def _accept(self) -> None:
-        """Turn to the agent that connects; the one before has ended."""
+        """Turn to the agent that connects, since the agent before it has ended."""
         connection, _ = self._listener.accept()
         pid, uid = peer(connection)
         # A rank may have the same user, but it is this server's child, and never the supervisor's.
@@ -138,7 +138,7 @@ class ForkServer:
         self._emit(event="ready", pid=self._pid, version=OLDEST, newest=VERSION, library=__version__)
 
     def _drop_agent(self) -> None:
-        """Forget the agent, and what it has sent in part."""
+        """Forget the agent, and the part of a request that it has sent."""
         if self._agent is not None:
             self._selector.unregister(self._agent)
             self._agent.close()
@@ -308,7 +308,7 @@ def _train(request: dict[str, Any]) -> int:
 
     os.nice(int(environment.number(environment.RANK_NICE)))
     for name in (*environment.TORCHRUN, environment.GENERATION):
-        os.environ.pop(name, None)  # of whoever started the agent; a rank sets its own when it joins a generation
+        os.environ.pop(name, None)  # of whoever started the agent; a rank sets its own as it joins
     os.environ[environment.SPEC] = request["spec"]
     os.environ[environment.TASK] = request["task"]
     os.environ[environment.WORKER] = request["worker"]

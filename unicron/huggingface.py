@@ -60,9 +60,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # it has no types wh
         """Prepare as transformers' Trainer does.
 
         Args:
-            args: of transformers' Trainer.
-            micro_batches: of one update, over all processes; 0: ``gradient_accumulation_steps``.
-            options: of transformers' Trainer.
+            args: the arguments of transformers' Trainer.
+            micro_batches: the number in one update, over all processes; 0: ``gradient_accumulation_steps``.
+            options: further options of transformers' Trainer.
 
         Raises:
             UnsupportedModel: an argument would train to another result after a fault; the message names it.
@@ -92,7 +92,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # it has no types wh
     # The samples.
 
     def _sample_ids(self, step: int, micro_batch: int) -> list[int]:
-        """Return the samples of a micro-batch: of a new order in each epoch, whose rest is left out."""
+        """Return the samples of a micro-batch, from an order that is new in each epoch; an epoch's rest is left out."""
         size = self.args.per_device_train_batch_size
         epoch, place = divmod(step - 1, self._steps_in_epoch())
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
@@ -112,7 +112,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # it has no types wh
         return steps
 
     def _batch(self, step: int, micro_batch: int) -> Any:
-        """Return a collated micro-batch; what its collator draws follows from step and number."""
+        """Return a collated micro-batch; what the collator draws follows from step and number."""
         with torch.random.fork_rng():
             self._reseed(step, micro_batch)
             collate = self._get_collator_with_removed_columns(self.data_collator, description="training")
@@ -183,7 +183,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # it has no types wh
                 loss = self.compute_loss(self.model, self._prepare_inputs(batches[k]), num_items_in_batch=items)
             scaled = loss if self._divides(items) else loss / self._micro_batches
             self.accelerator.backward(scaled)
-            # What the step's mean over its micro-batches makes the loss of the whole batch.
+            # The factor that makes the step's mean over its micro-batches the loss of the whole batch.
             step.commit(k, scaled.detach() * self._micro_batches, self._sample_ids(step.number, k))
         if self.control.should_training_stop:  # without an evaluation, since when others may not have asked
             step.end_training()
@@ -195,7 +195,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # it has no types wh
             self.lr_scheduler.step()
 
     def _collated(self, step: int, own: set[int]) -> Iterator[tuple[int, Any]]:
-        """Yield the micro-batches to compute; and those of other processes, where their items have to be counted."""
+        """Yield the micro-batches to compute, and those of other processes if their items have to be counted."""
         counts = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         for k in range(self._micro_batches):
             if counts or k in own:
@@ -243,7 +243,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # it has no types wh
             os.replace(aside, target)
         self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
-    # What one process does for all, and what takes long.
+    # Work that one process does for all, and that takes long.
 
     def is_world_process_zero(self) -> bool:
         """Return whether this process is the one that writes for all."""

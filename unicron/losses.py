@@ -1,7 +1,7 @@
 """The losses of micro-batches: on a device they stay there until the ranks agree on the step, and are read all at once.
 
 To read a loss makes the host wait until the device has computed it, and the device then wait until the host has issued
-the next micro-batch. So nothing reads one before the passes of a step are done.
+the next micro-batch. So nothing reads a loss before the passes of a step are done.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def noted(loss: Loss) -> float | torch.Tensor:
         return _scalar(loss).clone() if loss.dtype == torch.float64 else _scalar(loss)
     if isinstance(loss, tuple):
         total, tokens = loss
-        return _scalar(total) / _scalar(tokens).clamp(min=1.0)  # as Megatron: all tokens may be masked
+        return _scalar(total) / _scalar(tokens).clamp(min=1.0)  # as in Megatron: all tokens may be masked
     return float(loss)
 
 

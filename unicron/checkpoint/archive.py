@@ -26,7 +26,7 @@ MANIFEST = "manifest.json"
 """Name of the manifest. Its checksums (XXH3) find accidental damage, not a forgery."""
 
 FORMAT = 2
-"""The format of a checkpoint. One of another format is refused: reading it might run what is in it."""
+"""The format of a checkpoint. A checkpoint of another format is refused, since reading it might run what is in it."""
 
 _GENERATION = re.compile(r"generation-(\d+)")
 _STEP = re.compile(r"step-(\d+)")
@@ -43,12 +43,12 @@ class PartFile:
     """Name of the tensor in the file -> the chunk of the state that it contains, flat."""
 
     def document(self) -> dict[str, Any]:
-        """Return what JSON has of it."""
+        """Return the file's entry as JSON values."""
         return {"bytes": self.bytes, "xxh3": self.checksum, "chunks": {k: list(c) for k, c in self.chunks.items()}}
 
     @classmethod
     def of(cls, document: Any) -> PartFile:
-        """Return what a JSON document describes.
+        """Return the file that a JSON document describes.
 
         Raises:
             KeyError, TypeError, ValueError, AttributeError: it describes nothing of this kind.
@@ -84,7 +84,7 @@ class Manifest:
 
 
 def publish(location: str, manifest: Manifest) -> None:
-    """Give a checkpoint, all files of which are written, its manifest.
+    """Give a checkpoint whose files are all written its manifest.
 
     Raises:
         OSError: the manifest cannot be written.
@@ -179,10 +179,10 @@ def published(location: str) -> list[str]:
 
 
 def looks_whole(location: str) -> bool:
-    """Return whether a checkpoint's manifest can be read and its files have their sizes; contents are not read.
+    """Return whether a checkpoint's manifest can be read and its files have their sizes; the contents are not read.
 
     Raises:
-        OSError: its place cannot be read.
+        OSError: the checkpoint's place cannot be read.
     """
     try:
         manifest = read(location)
@@ -201,16 +201,16 @@ def retire(location: str, keep: int, protected: Iterable[str]) -> list[str]:
     Args:
         location: a checkpoint of the task.
         keep: how many steps stay: the newest ones, at least 2. A step that a later generation wrote again is one step,
-            and one of which nothing looks whole does not count.
+            and a step without a checkpoint that looks whole does not count.
         protected: checkpoints that stay too: the one that the generation started from.
     """
     spared = {storage.canonical(p) for p in protected}
     present = published(location)
     whole: set[int] = set()
-    for one in present:  # the newest first
+    for one in present:  # the newest come first
         if len(whole) < max(2, keep) and step(one) not in whole and looks_whole(one):
             whole.add(step(one))
-    # With fewer whole ones than are to stay, nothing goes.
+    # If fewer whole checkpoints than that are there, none is deleted.
     oldest = min(whole) if len(whole) == max(2, keep) else 0
     retired = [p for p in present if step(p) < oldest and storage.canonical(p) not in spared]
     for old in retired:

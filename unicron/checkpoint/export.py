@@ -35,23 +35,23 @@ from unicron.state.transfer import AgreedState
 from unicron.state.transfer_plan import Transfer, TransferPlan, plan_transfers
 
 NAME = "parameters"
-"""Beginning of the files' names, before what tells them apart."""
+"""Beginning of the files' names, before the part that tells them apart."""
 
 SUFFIX = ".safetensors"
 
 INDEX = f"{NAME}{SUFFIX}.index.json"
-"""The file that says which tensor is in which file, where there are several."""
+"""The file that says which tensor is in which file, if there are several."""
 
 PORTION_BYTES = 256 << 20
-"""Bytes of parameters that a rank collects before it writes them; a larger tensor is collected alone. Little beside a
-model, and a second's work for a slow storage."""
+"""Bytes of parameters that a rank collects before it writes them; a larger tensor is collected alone. That is little
+beside a model, and a second's work for a slow storage."""
 
 FILE_BYTES = 4 << 30
 """Size at which a further file begins. Chosen: near the 5 GB with which Hugging Face's libraries have long divided
 models; several ranks write a model of 70 billion parameters at once."""
 
 _DONE, _FAILED, _DOING = 0, 1, 2
-"""What becomes of what all ranks' threads do; the largest number counts."""
+"""The outcome of what all ranks' threads do; the largest number counts."""
 
 
 class ExportFile(NamedTuple):
@@ -59,26 +59,26 @@ class ExportFile(NamedTuple):
 
     name: str
     rank: int
-    """The rank that writes it."""
+    """The rank that writes the file."""
     tensors: list[StateChunk]
-    """The tensors of the file, whole ones, in their order in it."""
+    """The whole tensors of the file, in their order in it."""
 
 
 class Exported(NamedTuple):
-    """What has become of an export, the same on all ranks."""
+    """The outcome of an export, the same on all ranks."""
 
     path: Path
-    """The file with all parameters, or the index of several."""
+    """The file with all parameters, or the index of several files."""
     reason: str
-    """Why it could not be written; empty: it is, durably."""
+    """Why the export could not be written; empty: it is written, durably."""
 
 
 def plan_files(tensors: Iterable[StateChunk], writers: Sequence[int], limit_bytes: int) -> list[ExportFile]:
     """Return the files of an export. Pure.
 
     Args:
-        tensors: whole ones; each name occurs once.
-        writers: the ranks that may write, which take turns; the first one writes a file that is alone.
+        tensors: whole tensors; each name occurs once.
+        writers: the ranks that may write, which take turns; the first one writes a single file.
         limit_bytes: size at which a further file begins.
     """
     # Larger numbers come first, as the format's library has it: it reads no number that is not aligned.
@@ -104,7 +104,7 @@ def _file_name(number: int, of: int) -> str:
 
 
 def _grouped(tensors: Iterable[StateChunk], limit_bytes: int) -> list[list[StateChunk]]:
-    """Return tensors in groups of at most a number of bytes, or of one tensor that is larger."""
+    """Return tensors in groups of at most a number of bytes, or of a single tensor that is larger."""
     groups: list[list[StateChunk]] = []
     size = 0
     for one in tensors:
@@ -133,8 +133,8 @@ def export(
 
     Args:
         model: the rank's.
-        folder: the same on all ranks; those that do not see what rank 0 writes there write nothing.
-        thread: of one thread, which writes.
+        folder: the same on all ranks; ranks that do not see what rank 0 writes there write nothing.
+        thread: an executor with one thread, which writes.
         beside: name -> content of small files that rank 0 writes behind the parameters.
         nodes: each rank's node; empty: all ranks are on one.
         wait: waits for a collective.
@@ -223,7 +223,7 @@ class _Export:
         return True
 
     def _all_do(self, action: Callable[[], None]) -> bool:
-        """Have each rank's thread do something, and wait for all; return whether all could."""
+        """Have each rank's thread do something, and wait for all; return whether all could do it."""
         doing = self._thread.submit(action)
         while True:
             futures.wait([doing], timeout=PROGRESS_S)
@@ -245,7 +245,7 @@ class _Export:
             file.publish()
 
     def _write_small(self, files: Mapping[str, bytes]) -> None:
-        """Write files that say of what the parameters are."""
+        """Write the files that describe the parameters."""
         if dist.get_rank() == 0:
             for name, content in files.items():
                 storage.write_whole(str(self._folder / name), content)

@@ -9,7 +9,7 @@ from unicron.protocol.messages import Checkpointed, CheckpointFailed, Configure
 
 
 def reported_to(link: AgentLink, configure: Configure) -> Outcomes:
-    """Return what reports the outcome of a checkpoint of a generation to the agent."""
+    """Return the receiver that reports the outcome of a checkpoint of a generation to the agent."""
 
     def published(step: int, location: str) -> None:
         link.send(Checkpointed(generation=configure.generation, step=step, path=location))

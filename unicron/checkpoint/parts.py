@@ -54,7 +54,7 @@ Chunks = Mapping[StateChunk, torch.Tensor]
 
 
 class _Writable(Protocol):
-    """What bytes are written to."""
+    """The target to which bytes are written."""
 
     def write(self, content: Any, /) -> Any:
         """Write bytes."""
@@ -82,7 +82,7 @@ def write(location: str, rank: int, chunks: Chunks) -> dict[str, PartFile]:
     """Write a rank's part of a checkpoint; return its files, by name.
 
     Args:
-        location: of the checkpoint.
+        location: the checkpoint's.
         rank: the rank.
         chunks: the part.
 
@@ -128,7 +128,7 @@ def write_tensors(file: _Writable, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write tensors to a file, in their order.
 
     Args:
-        file: where to.
+        file: the file to write to.
         tensors: contiguous, in the memory of the CPU.
 
     Raises:
@@ -141,10 +141,10 @@ def write_tensors(file: _Writable, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def write_header(file: _Writable, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-    """Write what comes before the tensors, which follow in this order.
+    """Write the header that comes before the tensors, which follow in this order.
 
     Args:
-        file: where to.
+        file: the file to write to.
         tensors: name of a tensor -> its type of numbers, as torch names it, and its shape.
 
     Raises:
@@ -167,7 +167,7 @@ def check_type(name: str, dtype: str) -> None:
     """Check that the format has a tensor's type of numbers.
 
     Raises:
-        UnicronError: it has not.
+        UnicronError: the format does not have it.
     """
     if dtype not in _DTYPES:
         raise UnicronError(f"{name}: numbers of type {dtype} cannot be saved")
@@ -184,7 +184,7 @@ def write_values(file: _Writable, values: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def reading(location: str) -> Iterator[Callable[[str], torch.Tensor]]:
-    """Open a file; give what returns a tensor of it by name.
+    """Open a file; yield a function that returns a tensor of it by name.
 
     Raises:
         OSError: the file cannot be read.
@@ -199,7 +199,7 @@ def reading(location: str) -> Iterator[Callable[[str], torch.Tensor]]:
 
 
 def record_of(rank: int) -> str:
-    """Return the name of the file in which a rank tells rank 0 what it has written; the manifest has it then."""
+    """Return the name of the file in which a rank tells rank 0 what it has written, for the manifest."""
     return f"part-{rank}.json"
 
 

@@ -28,8 +28,7 @@ from unicron.state.user_chunks import DOCUMENT, AllocatedTensors, NamedShards, i
 def restore(rank_state: RankState, named: str) -> str:
     """Read the named checkpoint or, if it is damaged, the newest other one; all ranks call it.
 
-    Returns:
-        The one that was read.
+    Returns: The checkpoint that was read.
 
     Raises:
         DamagedCheckpoint: no checkpoint is intact.
@@ -63,7 +62,7 @@ def newest_step(named: str) -> int:
 
 
 def order_samples(named: str) -> int:
-    """Return from how many samples the order was drawn, by the checkpoint that ``restore`` tries first; 0: unknown."""
+    """Return the number of samples from which the order was drawn, by ``restore``'s first checkpoint; 0: unknown."""
     for location in [named, *archive.published(named)]:
         with contextlib.suppress(DamagedCheckpoint):
             return archive.read(location).order_samples
@@ -73,8 +72,7 @@ def order_samples(named: str) -> int:
 def damage_of(location: str) -> str | None:
     """Check a checkpoint against its checksums, each rank its share of the files; all ranks call it.
 
-    Returns:
-        None if it is intact; else what is wrong, empty where only another rank knows it.
+    Returns: None if it is intact; else what is wrong, empty if only another rank knows that.
     """
     reason = ""
     try:
@@ -91,12 +89,12 @@ def load(rank_state: RankState, location: str) -> None:
     """Read a checkpoint, in whatever layout it was written; all ranks call it.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the checkpoint cannot be read.
         DamagedCheckpoint: it lacks a part of the state.
     """
     manifest = archive.read(location)
     chunks = [chunk for file in manifest.files.values() for chunk in file.chunks.values()]
-    # All chunks there are: none is lost with its owner, as one in memory may be.
+    # All chunks that there are: none is lost with its owner, as a chunk in memory may be.
     kinds = state_kinds((chunk for chunk in chunks if not is_users(chunk)), distributed=False)
     required = required_chunks(rank_state.tensors.shards, kinds)
     plan = plan_transfers([required], [[(chunk, manifest.step) for chunk in chunks]], manifest.step)
@@ -113,11 +111,10 @@ def load_user_state(shards: NamedShards, location: str) -> tuple[bytes, Allocate
     """Read the user's state from a checkpoint, in whatever layout it was written.
 
     Args:
-        shards: what this rank needs of tensors that are like parameters.
+        shards: the shards that this rank needs of tensors that are like parameters.
         location: the checkpoint.
 
-    Returns:
-        What was packed (empty: the checkpoint has no such state), and the tensors that are like parameters.
+    Returns: The packed record (empty: the checkpoint has no such state), and the tensors that are like parameters.
 
     Raises:
         OSError: it cannot be read.

@@ -1,4 +1,4 @@
-"""Files where checkpoints are: in a directory, or below an fsspec URL. The one place that knows how they are reached.
+"""Files of checkpoints: in a directory, or below an fsspec URL. This is the one place that knows how they are reached.
 
 A *location* is text: an absolute path, or a URL of a file system that fsspec knows.
 """
@@ -22,8 +22,8 @@ READ_BYTES = 1 << 20
 
 
 S3_CONFIG = {"connect_timeout": 5.0, "read_timeout": 30.0, "retries": {"max_attempts": 3}}
-"""Limits of botocore, seconds and attempts. Its own (60 s, 5 attempts) are longer than a rank may stand still when it
-waits for the checkpoint of a stop (``slow_region_timeout_s``, 120 s)."""
+"""Limits of botocore, seconds and attempts. Botocore's own (60 s, 5 attempts) are longer than a rank may stand still
+when it waits for the checkpoint of a stop (``slow_region_timeout_s``, 120 s)."""
 
 
 def is_url(location: str) -> bool:
@@ -38,7 +38,7 @@ def opened(location: str) -> tuple[Any, str]:
         ImportError: the file system's package is not installed.
         ValueError: there is no such file system.
     """
-    # Other nodes write: no listing may be older than the question.
+    # Other nodes write too: no listing may be older than the question.
     options: dict[str, Any] = {"use_listings_cache": False}
     if location.startswith("s3://"):
         options["config_kwargs"] = S3_CONFIG
@@ -50,7 +50,7 @@ def write(location: str, filling: Callable[[IO[bytes]], None]) -> None:
     """Write a file; it survives a power cut once this returns.
 
     Args:
-        location: of the file; the folder is made if need be.
+        location: the file's; the folder is made if need be.
         filling: writes the content.
 
     Raises:
@@ -83,10 +83,10 @@ def write_whole(location: str, content: bytes) -> None:
 def write_aside(path: str, filling: Callable[[IO[bytes]], None]) -> None:
     """Write a local file that nobody ever sees in part; it survives a power cut once this returns.
 
-    Where it cannot be written, nothing is left of it: on a full disk others need the room.
+    If the file cannot be written, nothing is left of it: on a full disk others need the room.
 
     Args:
-        path: of the file; the folder is made if need be.
+        path: the file's; the folder is made if need be.
         filling: writes the content.
 
     Raises:
@@ -111,7 +111,7 @@ def sync(path: str | Path) -> None:
     """Have the kernel write a local file, or the names of the files in a folder, to the disk.
 
     Raises:
-        OSError: it cannot.
+        OSError: the kernel cannot.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -133,7 +133,7 @@ def read(location: str) -> bytes:
 
 @contextlib.contextmanager
 def local_copy(location: str) -> Iterator[str | bytes]:
-    """Give the path of a local file, or the content of any other.
+    """Yield the path of a local file, or the content of any other file.
 
     Raises:
         OSError: it cannot be read.
@@ -158,7 +158,7 @@ def checksum(location: str) -> tuple[int, str]:
 
 
 def sizes(location: str) -> dict[str, int]:
-    """Return the files in a folder: name -> bytes. Empty: there is no such folder."""
+    """Return the files in a folder: name -> bytes. The mapping is empty if there is no such folder."""
     fs, path = opened(location)
     try:
         listed = fs.ls(path, detail=True)

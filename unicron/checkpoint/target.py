@@ -23,10 +23,10 @@ TOKEN = ".shared-{generation}"  # nosec B105 # a file's name
 
 
 def check(location: str) -> None:
-    """Check that this process has what it needs to reach a location.
+    """Check that this process has the packages that it needs to reach a location.
 
     Raises:
-        InvalidSpec: it has not.
+        InvalidSpec: it does not have them.
     """
     try:
         storage.opened(location)
@@ -40,7 +40,7 @@ def nodes_of(members: Sequence[Sequence[Any]]) -> list[str]:
 
 
 def is_new(members: Sequence[Sequence[Any]]) -> bool:
-    """Return whether a generation has a node that has not been with the others in the generation before it.
+    """Return whether a generation has a node that was not with the others in the generation before.
 
     Args:
         members: rank, worker and source of each member.
@@ -61,15 +61,15 @@ def problem_of(root: str, configure: Configure, wait: Wait) -> str | None:
     """Find out whether there can be checkpoints in a generation; all ranks call it.
 
     Args:
-        root: where they go.
+        root: where the checkpoints go.
         configure: the generation.
         wait: waits for a collective.
 
-    Returns:
-        Why not, in words, the same on all ranks; empty: there can. None: as in the generation before.
+    Returns: Why there can be none, in words, the same on all ranks; empty: there can be. None: as in the generation
+        before.
 
     Raises:
-        InvalidSpec: this process lacks what would reach the place.
+        InvalidSpec: this process lacks a package that would reach the place.
         RuntimeError: a member was lost meanwhile.
     """
     nodes = nodes_of(configure.members)
@@ -111,7 +111,7 @@ def seeing(location: str, wait: Wait) -> tuple[list[bool], str]:
     """Find out which ranks see what rank 0 writes; all ranks call it.
 
     Args:
-        location: of a file that is written for this and deleted again.
+        location: the place of a file that is written for this and deleted again.
         wait: waits for a collective.
 
     Returns:

@@ -38,7 +38,7 @@ counts."""
 
 
 class Outcomes(NamedTuple):
-    """What is called, on the writer's thread, with the outcome of a checkpoint."""
+    """A function that is called, on the writer's thread, with the outcome of a checkpoint."""
 
     published: Callable[[int, str], None]
     """Called on rank 0, with step and location, once the checkpoint is published."""
@@ -56,7 +56,7 @@ class _Part:
     """One rank's part of one checkpoint."""
 
     location: str
-    """Where the checkpoint goes."""
+    """The place to which the checkpoint goes."""
     step: int
     digest: str
     written: Future[None]
@@ -74,13 +74,13 @@ class Writer:
         """
         self._keep, self._order_samples = keep, order_samples
         self.unusable = ""
-        """Why there can be no checkpoints in this generation; empty: there can."""
+        """Why there can be no checkpoints in this generation; empty: there can be."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="unicron-checkpoint")
         self._part: _Part | None = None
         self._publication: Future[None] | None = None
         self._protected: list[str] = []
         self._reason = ""
-        """Why the newest checkpoint was given up, where this rank knows it."""
+        """Why the newest checkpoint was given up, if this rank knows that."""
 
     @property
     def status(self) -> int:
@@ -133,7 +133,7 @@ class Writer:
                 if dist.get_rank() == 0:
                     content = torch.frombuffer(bytearray(record.content), dtype=torch.uint8)
                     shared[document_chunk(len(content))] = content
-        except UnicronError as err:  # no place, or a state that cannot be named: no reason to end the training
+        except UnicronError as err:  # there is no place, or a state that cannot be named: no reason to end the training
             written.set_exception(err)
         else:
             chunks = {chunk: values.to("cpu", copy=True) for chunk, values in shared.items()}
@@ -147,8 +147,7 @@ class Writer:
             status: that status.
             outcomes: called with the outcome.
 
-        Returns:
-            The publication in progress, or the deletion of what was written of it, on rank 0.
+        Returns: On rank 0, the publication in progress, or the deletion of what was written.
         """
         part = self._part
         if part is None or status == WRITING:
@@ -172,8 +171,7 @@ class Writer:
             wait: waits for a collective.
             progress: called once in a while: a checkpoint may take longer than a rank may stand still.
 
-        Returns:
-            Why it was not, in words, the same on all ranks; empty if it was, or if there is none.
+        Returns: Why it was not published, in words, the same on all ranks; empty if it was, or if there is none.
 
         Raises:
             RuntimeError: a collective failed.
@@ -186,7 +184,7 @@ class Writer:
             progress()
         rest = self.agreed(status, outcomes)
         if rest is not None:
-            _wait_for(rest, progress)  # what is deleted is gone before anybody writes there again
+            _wait_for(rest, progress)  # what is deleted is gone before another rank writes there again
         return next((reason for reason in transfer.gather(self._reason, wait) if reason), "")
 
     def _worst_status(self, part: _Part) -> int:
@@ -208,7 +206,7 @@ class Writer:
             raise
         outcomes.published(part.step, part.location)
         for rank in range(world_size):
-            storage.delete(f"{part.location}/{parts.record_of(rank)}")  # the manifest has it
+            storage.delete(f"{part.location}/{parts.record_of(rank)}")  # the manifest has the record now
         archive.retire(part.location, self._keep, [*self._protected, part.location])
 
     def _give_up(self, part: _Part, error: BaseException, outcomes: Outcomes) -> None:

@@ -4,8 +4,8 @@ A bucket is reduced in a copy (``unicron.gradients.reduction``). A broken collec
 sum as it was, and the buckets reduced before keep their totals.
 
     InPlaceAccumulator     the buffers that backward passes add to are the sum: no memory and no time of its own. A
-                           half-done backward pass spoils the sum. Only a collective of the rank's own replica can break
-                           one (``unicron.link.sparing``).
+                           half-done backward pass spoils the sum, but only a collective of the rank's own replica can
+                           break a pass off (``unicron.link.sparing``).
     SeparateAccumulator    a sum beside the buffers, to which finished micro-batches are added; float64 where small
     FixedPointAccumulator  the same, in integers (``unicron.gradients.fixed_point``)
 """
@@ -38,18 +38,18 @@ class Accumulator(ABC):
     in_place: ClassVar[bool] = False
     """Whether the buffers are the sums."""
     bytes_per_element: int
-    """What a bucket takes, and a reduction sends, for each gradient."""
+    """The type in which a bucket is kept, and a reduction sends it, for each gradient."""
     portion = 1.0
-    """What a rank's sums are multiplied by when they are reduced (``unicron.megatron.grad_scaler``)."""
+    """The factor by which a rank's sums are multiplied when they are reduced (``unicron.megatron.grad_scaler``)."""
     is_checked = True
-    """Whether a sum that is not finite is an error; otherwise its update is skipped."""
+    """Whether a sum that is not finite is an error; otherwise the update is skipped."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], exchanges: Sequence[Exchange] = ()) -> None:
         """Cut the tensors into buckets.
 
         Args:
             tensors: the buffers.
-            exchanges: of which of them the totals are added up over other ranks, too.
+            exchanges: which tensors' totals are added up over other ranks, too.
         """
         self.tensors = list(tensors)
         self._exchanges = list(exchanges)
@@ -57,11 +57,11 @@ class Accumulator(ABC):
         elements = max(1, bucket_bytes(sum(sizes) * self.bytes_per_element) // self.bytes_per_element)
         self.slices = bucket_slices(sizes, elements)
         self.buffers = [spans([tensors[i].view(-1)[a:b] for i, a, b in bucket]) for bucket in self.slices]
-        """Views of each bucket's parts of the tensors: one where the tensors follow one another in memory."""
+        """Views of each bucket's parts of the tensors: one view where the tensors follow one another in memory."""
 
     @property
     def buckets(self) -> int:
-        """How many buckets there are."""
+        """Number of buckets."""
         return len(self.slices)
 
     def clear(self) -> None:
@@ -74,7 +74,7 @@ class Accumulator(ABC):
 
     @abstractmethod
     def rewind(self) -> bool:
-        """Drop what backward passes have added since the last ``add``; return False if that cannot be told apart."""
+        """Drop the gradients that passes have added since the last ``add``; return False if that is impossible."""
 
     def is_intact(self) -> bool:
         """Return whether the totals are as ``finish`` left them, whatever the training loop has done since."""
@@ -104,7 +104,7 @@ class Accumulator(ABC):
     def load(self, bucket: int) -> torch.Tensor:
         """Return a copy of a bucket's sum (or total), to be reduced."""
 
-    def reuse(self, copy: torch.Tensor) -> None:  # noqa: B027 # most make new copies
+    def reuse(self, copy: torch.Tensor) -> None:  # noqa: B027  # most accumulators make new copies
         """Take back the memory of a copy that ``load`` has returned, for a later one; nothing reads or writes it."""
 
     @abstractmethod
@@ -117,7 +117,7 @@ class Accumulator(ABC):
 
     @abstractmethod
     def finish(self, all_reduce: AllReduce | None = None) -> None:
-        """Write the totals into the buffers, for the optimizer, and then the sums of those that are exchanged.
+        """Write the totals into the buffers, for the optimizer, and then the sums of those totals that are exchanged.
 
         ``load`` returns totals from before the exchange also afterwards, so this can be repeated.
 
@@ -147,7 +147,7 @@ class InPlaceAccumulator(Accumulator):
         super().__init__(tensors, exchanges)
         self._set_aside: list[torch.Tensor] = []
         self._spare: dict[int, list[torch.Tensor]] = defaultdict(list)
-        """Memory for copies, by their elements. Fresh memory would be mapped page by page in every step."""
+        """Memory for copies, by their numbers of elements. Fresh memory would be mapped page by page in every step."""
         self._in_place = [
             ExchangeInPlace([tensors[i].view(-1) for i in one.tensors], one.group, self._dtype) for one in exchanges
         ]
@@ -178,10 +178,10 @@ class InPlaceAccumulator(Accumulator):
         return [tensor._version for tensor in self.tensors]
 
     def add(self, first: int, chunk: int = 0) -> None:
-        """Do nothing: the backward pass has added."""
+        """Do nothing, since the backward pass has added the gradients."""
 
     def drop(self, chunk: int = 0) -> None:
-        """Do nothing: the members deal such a micro-batch only where all totals of this shard are set aside."""
+        """Do nothing: the members deal such a micro-batch only if all totals of this shard are set aside."""
         assert len(self._set_aside) == self.buckets, "a micro-batch was dealt that is already in the sum"
 
     def check_finite(self, first: int, stop: int | None = None) -> None:
@@ -230,7 +230,7 @@ class InPlaceAccumulator(Accumulator):
         self._finished = self._versions()
 
     def _before_exchanges(self) -> dict[int, torch.Tensor]:
-        """Return of each tensor that was exchanged, by its index, the total from before that."""
+        """Return, for each tensor that was exchanged, by its index, the total from before the exchange."""
         return {
             i: before
             for exchange, in_place in zip(self._exchanges, self._in_place, strict=True)
@@ -244,17 +244,17 @@ class InPlaceAccumulator(Accumulator):
 
 
 class _Location(NamedTuple):
-    """Where a part of a tensor lies among the buckets."""
+    """The place of a part of a tensor among the buckets."""
 
     bucket: int
     offset: int
-    """Where the part begins in the bucket."""
+    """The place at which the part begins in the bucket."""
     buffer: torch.Tensor
     """The view of the tensor."""
 
 
 def _locations(bucket: int, buffers: Sequence[torch.Tensor]) -> list[_Location]:
-    """Return where the views lie that a bucket consists of."""
+    """Return the places of the views of which a bucket consists."""
     offsets = itertools.accumulate((buffer.numel() for buffer in buffers), initial=0)
     return [_Location(bucket, offset, buffer) for offset, buffer in zip(offsets, buffers, strict=False)]
 
@@ -263,7 +263,7 @@ class SeparateAccumulator(Accumulator):
     """Sums beside the buffers."""
 
     numbers_per_element = 1
-    """How many numbers represent one sum."""
+    """Number of integers or floats that represent one sum."""
 
     def __init__(
         self,
@@ -277,8 +277,8 @@ class SeparateAccumulator(Accumulator):
         """Allocate the sums.
 
         Args:
-            tensors: what backward passes add to.
-            dtype: of the sums.
+            tensors: the tensors that backward passes add to.
+            dtype: the type of the sums.
             exchanges: those of ``Accumulator``.
             leaves: further tensors that backward passes add to, with the index of the tensor that each belongs to.
             chunks: for each tensor, the number of its model chunk; empty: there is one chunk. Tensors of two chunks
@@ -296,7 +296,7 @@ class SeparateAccumulator(Accumulator):
         for i, source in [*enumerate(tensors), *leaves]:
             self._sources[numbers[i]].append(source)
         self._added: list[list[list[_Location]]] = [[[] for _ in self.slices] for _ in self._sources]
-        """Where the parts lie, for each model chunk and bucket."""
+        """The places of the parts, for each model chunk and bucket."""
         chunk_of = {t.untyped_storage().data_ptr(): chunk for t, chunk in zip(tensors, numbers, strict=True)}
         for bucket, buffers in enumerate(self.buffers):
             for location in _locations(bucket, buffers):
@@ -306,7 +306,7 @@ class SeparateAccumulator(Accumulator):
                 self._added[numbers[i]][location.bucket].append(location)
 
     def _locate(self, source: torch.Tensor, tensor: int) -> list[_Location]:
-        """Return the parts of ``source`` in the buckets, where it stands for the tensor with an index."""
+        """Return the parts of ``source`` in the buckets; ``source`` stands for the tensor with an index."""
         found = []
         for number, bucket in enumerate(self.slices):
             offset = 0
@@ -392,6 +392,6 @@ def _check_finite(tensors: list[torch.Tensor]) -> None:
     sums = [tensor.sum() for tensor in tensors]
     if not sums or math.isfinite(sums[0] if len(sums) == 1 else torch.stack(sums).sum()):
         return
-    # A sum may overflow where no element does.
+    # A sum may overflow although no element does.
     if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
         raise NonFiniteValue("gradient")

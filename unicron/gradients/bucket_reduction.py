@@ -2,9 +2,9 @@
 
 The buckets are those of the reduction behind the passes (``unicron.gradients.buckets``). A bucket is sent, in a copy,
 as soon as the last backward pass has added all its gradients; its total takes the place of the local sum when it has
-come. So every rank has of each bucket the total or its own sum at any time, and what is copied is what is under way. No
-pass waits: while ``IN_FLIGHT`` copies are under way the next bucket is not sent, but at a later gradient or behind the
-passes.
+come. So every rank has the total or its own sum of each bucket at any time, and copies exist only of buckets that are
+under way. No pass waits: while ``IN_FLIGHT`` copies are under way the next bucket is not sent; it is sent at a later
+gradient or behind the passes.
 
 The last bucket's total is not stored before the ranks have agreed on the step's account. A rank on which all buckets
 are reduced therefore knows what a lost rank has contributed, as without overlap.
@@ -36,9 +36,9 @@ class BucketReduction(OverlappedReduction):
         """Take the reduction over from Megatron's DistributedDataParallel.
 
         Args:
-            model: as ``OverlappedReduction`` has it.
+            model: as for ``OverlappedReduction``.
             accumulator: the model's sums.
-            trained: the parameters that the accumulator's tensors are the gradients of.
+            trained: the parameters whose gradients the accumulator's tensors are.
         """
         super().__init__(model)
         self._accumulator = accumulator
@@ -46,13 +46,13 @@ class BucketReduction(OverlappedReduction):
         self._needed = [frozenset(number_of[trained[one.tensor]] for one in bucket) for bucket in accumulator.slices]
         """The bucket groups that have gradients in each bucket."""
         self._sent: set[int] = set()
-        """The bucket groups of which gradients were sent in this generation's step."""
+        """The bucket groups whose gradients were sent in this generation's step."""
         self._reduction: Reduction | None = None
         self._unfinished: list[Any] = []
         self._step = 0
 
     def reset(self) -> None:
-        """Forget the step: what was sent of it."""
+        """Forget what was sent of the step."""
         super().reset()
         if self._reduction is not None:
             self._unfinished += self._reduction.give_up()
@@ -114,7 +114,7 @@ class BucketReduction(OverlappedReduction):
 
     @property
     def _before_account(self) -> int:
-        """How many buckets may be reduced before the ranks have agreed on the step's account."""
+        """Number of buckets that may be reduced before the ranks have agreed on the step's account."""
         return self._accumulator.buckets - 1
 
     def _is_ready(self, bucket: int) -> bool:
@@ -125,8 +125,8 @@ class BucketReduction(OverlappedReduction):
         """Prepare to send a bucket.
 
         Raises:
-            Exception: the bucket may not be sent.
-            NonFiniteValue: it has a gradient that is not finite. In a total nobody could tell whose it was.
+            Exception: the bucket may not be sent. NonFiniteValue: it has a gradient that is not finite; in a total
+            nobody could tell whose gradient that was.
         """
         self._hooks.before(bucket)
         try:

@@ -12,12 +12,12 @@ from typing import NamedTuple
 from unicron.protocol import environment
 
 LEAST_BUCKETS = 64
-"""Buckets of gradients that are larger than this many small ones. Copies of three buckets are under way at once
+"""Number of buckets into which large gradients are cut. Copies of three buckets are under way at once
 (``unicron.gradients.reduction``), so they take at most 3/64 of the gradients, about 1% of what training takes:
 parameters, gradients and the two moments of Adam."""
 
 SMALL_BUCKET_BYTES = 4 << 20
-"""No bucket need be smaller: three of them are small beside any process (0.3 GiB with torch imported)."""
+"""Least size of a bucket: three of this size are small beside any process (0.3 GiB with torch imported)."""
 
 
 class BucketSlice(NamedTuple):
@@ -34,8 +34,8 @@ def bucket_slices(sizes: Sequence[int], elements: int) -> list[list[BucketSlice]
     """Return the buckets over tensors of some sizes, in order.
 
     Args:
-        sizes: elements of each tensor.
-        elements: of a bucket; the last bucket may have fewer.
+        sizes: the number of elements of each tensor.
+        elements: the number of elements of a bucket; the last bucket may have fewer.
     """
     buckets: list[list[BucketSlice]] = []
     room = 0
@@ -61,6 +61,6 @@ def bucket_bytes(gradient_bytes: int) -> int:
     """Return the size of a bucket in bytes.
 
     Args:
-        gradient_bytes: what all gradients of the rank's shard of the model take.
+        gradient_bytes: the bytes of all gradients of the rank's shard of the model.
     """
     return min(largest_bucket_bytes(), max(SMALL_BUCKET_BYTES, gradient_bytes // LEAST_BUCKETS))

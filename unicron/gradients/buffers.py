@@ -88,8 +88,8 @@ class GradientBuffers:
         """Return a new accumulator of the gradients of one step.
 
         Args:
-            micro_batches: in one step, over all replicas.
-            precision: of the sum.
+            micro_batches: the number in one step, over all replicas.
+            precision: the precision of the sum.
         """
         exchanges = self.exchanges()
         if precision is Precision.FLOAT32:
@@ -126,7 +126,7 @@ class GradientBuffers:
         return BucketReduction(self._model, accumulator, self._trained)
 
     def exchanges(self) -> list[Exchange]:
-        """Return what other ranks than the data-parallel ones have a part of."""
+        """Return the gradients of which other ranks than the data-parallel ones have a part."""
         found = []
         if tied_group(self._model) is not None:
             found.append(Exchange(self._indices([tied_weight(self._model)]), partial(tied_group, self._model), 2))
@@ -135,12 +135,12 @@ class GradientBuffers:
         return [exchange for exchange in found if exchange.tensors]
 
     def _indices(self, parameters: Sequence[Any]) -> tuple[int, ...]:
-        """Return the indices of those of the parameters that are trained."""
+        """Return the indices of the parameters that are trained."""
         wanted = {id(parameter) for parameter in parameters}
         return tuple(i for i, parameter in enumerate(self._trained) if id(parameter) in wanted)
 
     def first_name(self, tensors: Collection[int]) -> str:
-        """Return the name of that one of the parameters which comes first in the model; empty: there is none.
+        """Return the name of the parameter that comes first in the model; empty if there is none.
 
         Args:
             tensors: indices of tensors, which stand for their parameters.

@@ -32,8 +32,8 @@ class ExchangeInPlace:
 
         Args:
             totals: flat, and as large on every rank of the group.
-            group: of ``Exchange``.
-            dtype: in which they are added; None: their own.
+            group: as for ``Exchange``.
+            dtype: the type in which they are added; None: their own.
         """
         self._totals, self._group, self._dtype = totals, group, dtype
         self.before: list[torch.Tensor] = []

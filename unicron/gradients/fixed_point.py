@@ -21,10 +21,10 @@ RANGE = 2.0**27
 """Limit of the sum of absolute values. 2**29 would fit the first part; ``add_exactly`` splits numbers below 2**27."""
 
 MAX_ADDENDS = 1 << 14
-"""How many numbers can be added up: the second integer takes up to 2**39 from each, and 2**53 in all."""
+"""Most numbers that can be added up: the second integer takes up to 2**39 from each, and 2**53 in all."""
 
 BLOCK = 1 << 16
-"""Elements that are split at a time: temporaries of 0.5 MB stay in a core's cache."""
+"""Number of elements that are split at a time: temporaries of 0.5 MB stay in a core's cache."""
 
 
 class FixedPointAccumulator(SeparateAccumulator):
@@ -39,15 +39,16 @@ class FixedPointAccumulator(SeparateAccumulator):
         """Allocate the sums.
 
         Args:
-            tensors: what backward passes add to.
-            micro_batches: how many are added up.
+            tensors: the tensors that backward passes add to.
+            micro_batches: the number that is added up.
             options: those of ``SeparateAccumulator``.
 
         Raises:
             ValueError: more micro-batches than can be added exactly.
         """
         super().__init__(tensors, dtype=torch.float64, **options)
-        # A parameter that is used twice has two gradients in a micro-batch; one that is exchanged, one on each rank.
+        # A parameter that is used twice has two gradients in a micro-batch; an exchanged parameter has one on each
+        # rank.
         each = max([2, *(exchange.ranks for exchange in self._exchanges)])
         addends = each * micro_batches
         if addends > MAX_ADDENDS:
@@ -63,7 +64,7 @@ class FixedPointAccumulator(SeparateAccumulator):
         """Add a chunk's buffers to the sums, and set them to zero."""
         each = [torch.linalg.vector_norm(tensor, math.inf) for tensor in self._sources[chunk]]
         largest = torch.stack(each).max()
-        if not float(largest) <= self.limit:  # also where it is not a number
+        if not float(largest) <= self.limit:  # this is also true if it is not a number
             raise NonFiniteValue(f"gradient {float(largest)}; exact mode takes values up to {self.limit:g}")
         for total, locations in zip(self._sums[first:], self._added[chunk][first:], strict=True):
             for _, offset, buffer in locations:
@@ -71,7 +72,7 @@ class FixedPointAccumulator(SeparateAccumulator):
         self.drop(chunk)
 
     def check_finite(self, first: int) -> None:
-        """Do nothing: what is not finite cannot be added."""
+        """Do nothing, since a value that is not finite cannot be added."""
 
     def _value(self, total: torch.Tensor) -> torch.Tensor:
         return value(total)

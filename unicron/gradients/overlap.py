@@ -28,7 +28,7 @@ from unicron.megatron.bucket_groups import bucket_groups, replace_reduction
 
 
 class Hooks(NamedTuple):
-    """What the step does beside the reduction."""
+    """What the step has to do beside the reduction."""
 
     before: Callable[[int], None] = lambda number: None
     """Called before a bucket group or bucket is sent, with its number; an error keeps it from being sent."""
@@ -48,7 +48,7 @@ class OverlappedReduction(ABC):
     keeps_sums: ClassVar[bool]
     """Whether the local sums stay as they are until the update. Otherwise totals take the place of sums."""
     portion = 1.0
-    """That of ``Accumulator``."""
+    """The type as in ``Accumulator``."""
 
     def __init__(self, model: Any) -> None:
         """Take the reduction over from Megatron's DistributedDataParallel.
@@ -58,20 +58,20 @@ class OverlappedReduction(ABC):
         """
         self._groups = bucket_groups(model)
         self._expected: list[Counter[torch.nn.Parameter]] = []
-        """How often one micro-batch adds a gradient to each parameter, for each group; empty: not known yet."""
+        """Number of gradients that one micro-batch adds to each parameter, for each group; empty: not known yet."""
         self._counts: list[Counter[torch.nn.Parameter]] = []
         self._left: list[int] = []
-        """How many gradients the passes that were announced have still to add, for each group."""
+        """Number of gradients that the announced passes have still to add, for each group."""
         self._passes = 0
         self._hooks = Hooks()
         self._error: Exception | None = None
         for number, group in enumerate(self._groups):
             replace_reduction(group, partial(self._added, number))
 
-    # One step.
+    # Attributes of one step.
 
     def reset(self) -> None:
-        """Forget the step: what was received of it, and what was sent."""
+        """Forget what was received and sent of the step."""
         self._counts, self._left, self._passes = [], [], 0
         self._error = None
 
@@ -83,7 +83,7 @@ class OverlappedReduction(ABC):
         """Note which backward passes come next.
 
         Args:
-            passes: how many, if they are the step's last on this rank; 0: others follow.
+            passes: their number, if they are the step's last on this rank; 0: others follow.
             step: the step in progress.
             hooks: see ``Hooks``.
         """
@@ -99,7 +99,7 @@ class OverlappedReduction(ABC):
             step: the step in progress.
             wait: waits for a collective.
             hooks: see ``Hooks``.
-            in_flight: how many copies of buckets are sent before the first of them is waited for.
+            in_flight: number of copies of buckets that are sent before the first is waited for.
 
         Raises:
             Exception: something could not be sent or was not received, now or in a backward pass.
@@ -126,10 +126,10 @@ class OverlappedReduction(ABC):
         return False
 
     def own_gradients(self) -> list[torch.Tensor] | None:
-        """Return the gradients that this rank's optimizer alone reads; None: all ranks' optimizers read all."""
+        """Return the gradients that only this rank's optimizer reads; None: all ranks' optimizers read all."""
         return None
 
-    # What the hooks do.
+    # The hooks call the methods below.
 
     @abstractmethod
     def _is_sent(self, number: int) -> bool:
@@ -137,14 +137,14 @@ class OverlappedReduction(ABC):
 
     @abstractmethod
     def _advance(self) -> None:
-        """Send what is complete, and receive what has come; called in backward passes. Must not wait."""
+        """Send what is complete, and receive what has come; called in backward passes. This must not wait."""
 
     @abstractmethod
     def _send_rest(self, step: PartialStep, wait: Wait, in_flight: int) -> None:
         """Send what no backward pass has sent; the arguments are those of ``launch_rest``."""
 
     def _added(self, number: int, parameter: torch.nn.Parameter) -> None:
-        """Count a gradient, and advance."""
+        """Count a gradient, and send and receive what is possible by then."""
         if self._is_sent(number):
             self._error = self._error or WrongLoop(
                 "a backward pass has added to gradients that are already sent: in each micro-batch the same parameters "

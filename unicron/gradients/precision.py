@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Precision(Enum):
-    """What another order of additions changes. docs/recovery.md has the cost of each."""
+    """The precision of sums, by what another order of additions changes. docs/recovery.md has the cost of each."""
 
     FLOAT32 = "float32"
     """Megatron's own precision. Another order of additions (another number of replicas, another rank that computes a

@@ -35,9 +35,9 @@ def reduce(
         group: the ranks that have the same shard of the model.
         wait: waits for a collective.
         before: called before a bucket is sent, with its number.
-        done: called with the number of buckets that are reduced, whenever one more is.
+        done: called with the number of reduced buckets, whenever one more is reduced.
         broken: called with the collectives that were sent and not waited for, if one broke or was left.
-        in_flight: how many are sent before the first of them is waited for.
+        in_flight: number of buckets that are sent before the first is waited for.
 
     Raises:
         RuntimeError: a collective broke; the buckets reported to ``done`` keep their totals.
@@ -83,7 +83,7 @@ class Reduction:
 
     @property
     def oldest(self) -> Any:
-        """The collective that was sent first of those under way (torch's ``Work``); None: none is."""
+        """The collective (torch's ``Work``) that was sent first of those under way; None: none is under way."""
         return self._sent[0].work if self._sent else None
 
     def send(self) -> None:
@@ -95,7 +95,7 @@ class Reduction:
         self.launched += 1
 
     def _portion_of(self, bucket: int) -> torch.Tensor:
-        """Return a copy of a bucket's sum as it counts in the total."""
+        """Return a copy of a bucket's sum as the sum counts in the total."""
         copy, portion = self._accumulator.load(bucket), self._accumulator.portion
         return copy if portion == 1.0 else copy.mul_(portion)
 
@@ -123,8 +123,8 @@ class Reduction:
         Args:
             wait: waits for a collective.
             before: called before a bucket is sent, with its number.
-            until: how many buckets are to have their totals.
-            in_flight: how many are sent before the first of them is waited for.
+            until: number of buckets that are to have their totals.
+            in_flight: number of buckets that are sent before the first is waited for.
 
         Raises:
             RuntimeError: a collective broke; the buckets reported to ``done`` keep their totals.

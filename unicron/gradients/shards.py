@@ -31,9 +31,10 @@ class _Sent(NamedTuple):
     work: Any
     """Torch's ``Work``."""
     shard: torch.Tensor
-    """Where this rank's range of the totals goes."""
+    """The place to which this rank's range of the totals goes."""
     received: torch.Tensor | None
-    """What the ranks have sent of that range, one after the other; None: the collective itself adds them up."""
+    """The parts of that range that the ranks have sent, one after the other; None: the collective itself adds them
+    up."""
 
 
 class ShardReduction(OverlappedReduction):
@@ -45,9 +46,9 @@ class ShardReduction(OverlappedReduction):
         """Take the reduction over from Megatron's DistributedDataParallel.
 
         Args:
-            model: as ``OverlappedReduction`` has it.
+            model: as for ``OverlappedReduction``.
             tensors: the gradient buffers.
-            exchanges: of which of them the totals are added up over other ranks, too.
+            exchanges: which tensors' totals are added up over other ranks, too.
         """
         super().__init__(model)
         self._exchanges = [
@@ -62,7 +63,7 @@ class ShardReduction(OverlappedReduction):
         self._totals_in_place = False
 
     def reset(self) -> None:
-        """Forget the step: what was received of it, and what was sent."""
+        """Forget what was received and sent of the step."""
         super().reset()
         self._unfinished += [sent.work for sent in self._sent]
         self._sent.clear()
@@ -81,7 +82,7 @@ class ShardReduction(OverlappedReduction):
         return number < self._launched
 
     def _advance(self) -> None:
-        """Send the complete bucket groups that none before them holds up."""
+        """Send the complete bucket groups, up to the first one that is not complete."""
         while self._launched < len(self._groups) and self._is_complete(self._launched):
             self._launch()
 
@@ -99,7 +100,7 @@ class ShardReduction(OverlappedReduction):
         self._launched += 1
 
     def _counted(self, bucket: OwnRange) -> OwnRange:
-        """Return a bucket as it counts in the total; a copy, if that is not all of it."""
+        """Return a bucket's sum as it counts in the total; a copy, unless the sum is all of the total."""
         return bucket if self.portion == 1.0 else OwnRange(bucket.whole * self.portion, bucket.own)
 
     def _is_alone(self) -> bool:
@@ -159,11 +160,11 @@ class ShardReduction(OverlappedReduction):
         self._totals_in_place = not self._totals_in_place
 
     def own_gradients(self) -> list[torch.Tensor]:
-        """Return the gradients that this rank's optimizer reads; the ranks' are the whole model's."""
+        """Return the gradients that this rank's optimizer reads; together, all ranks' are the whole model's."""
         return [bucket.own for group in self._groups for bucket in own_ranges(group)]
 
     def _own_parts(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return what the gradients that this rank's optimizer reads have of some tensors, in the tensors' order."""
+        """Return the parts of some tensors that this rank's optimizer reads, in the tensors' order."""
         own = self.own_gradients()
         return [part for tensor in tensors for mine in own if (part := part_in(mine, tensor)) is not None]
 
@@ -172,7 +173,7 @@ def _send(bucket: OwnRange, shard: torch.Tensor, group: Any) -> _Sent:
     """Begin to sum up a bucket over the ranks of a group."""
     if backend.current().scatters:
         return _Sent(reduce_scatter_single(shard, bucket.whole, group=group, async_op=True), shard, None)
-    # Gloo has no reduce-scatter. Torch's copies the bucket and sums up the copies on all ranks, twice the traffic; and
-    # of its ``Work`` nobody can ask whether it has ended.
+    # Gloo has no reduce-scatter. Torch's copies the bucket and sums up the copies on all ranks, with twice the traffic,
+    # and nothing tells whether its ``Work`` has ended.
     received = torch.empty_like(bucket.whole)
     return _Sent(dist.all_to_all_single(received, bucket.whole, group=group, async_op=True), shard, received)

@@ -14,14 +14,14 @@ from unicron.accounting import DONE, FREE, KeptGradients, MicroBatchesOfChunks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What one member has when it joins."""
+    """What one member has when it joins a generation."""
 
     coordinate: tuple[int, int]
     """Tensor- and pipeline-parallel rank: which shard of the model."""
     replica: int = 0
     """Data-parallel rank: which replica of the model the member belongs to."""
     complete: int = -1
-    """The version (updates applied) of which the member has all that its place needs; -1: of none."""
+    """The version (updates applied) of which the member has all that its place needs; -1: it has none."""
     partial: int
     """The step that the member has begun; 0: none."""
     generation: int = 0
@@ -37,9 +37,9 @@ class Report:
     proven: bool = False
     """Whether the member has trained in a generation before, and so has been compared with others."""
     uncompared: bool = False
-    """Whether a newcomer had a part in its newest update, behind which nothing was compared."""
+    """Whether a newcomer had a part in the member's newest update, behind which nothing was compared."""
     undoes: bool = False
-    """Whether it knows that the newest update is to be undone: a member that had a part in it differs."""
+    """Whether the member knows that the newest update is to be undone: a member that had a part in it differs."""
     open_section: int = 0
     """The step behind which the member is in a boundary section that is not done; 0: none."""
     step_micro_batches: int = 0
@@ -103,15 +103,15 @@ def kept_gradients(reports: Sequence[Report], step: int, coordinate: tuple[int, 
 def equal_over_replicas(
     reports: Sequence[Report], step: int, kept: Mapping[tuple[int, int], KeptGradients]
 ) -> dict[tuple[int, int], KeptGradients]:
-    """Return what the ranks keep of ``step`` where the gradient buffers are the sums.
+    """Return what the ranks keep of ``step`` if the gradient buffers are the sums.
 
-    A pass then adds to the sums of every shard of its replica, also of one that has counted the micro-batch already. So
-    a replica keeps its micro-batches if all model chunks of all its shards have the same ones, and otherwise none.
-    Shards of which all buckets are reduced need nothing, and are left as they are.
+    A pass then adds to the sums of every shard of its replica, also of a shard that has counted the micro-batch
+    already. So a replica keeps its micro-batches if all model chunks of all its shards have the same ones, and
+    otherwise none. Shards of which all buckets are reduced need nothing, and are left as they are.
 
     Args:
-        reports: of all members.
-        step: the interrupted one.
+        reports: the reports of all members.
+        step: the interrupted step.
         kept: what ``kept_gradients`` returns for each shard.
     """
     shards: dict[int, list[int]] = {}
@@ -149,8 +149,8 @@ class Deal:
     """What the ranks keep of each model shard (tensor- and pipeline-parallel rank)."""
     assigned: Sequence[tuple[int, ...]]
     """The micro-batches that each replica computes. A rank adds, in each model chunk, the gradients of the
-    micro-batches that its shard has not counted. Where the gradient buffers are the sums, it adds those of all, unless
-    the shard is reduced."""
+    micro-batches that its shard has not counted. If the gradient buffers are the sums, it adds those of all, unless the
+    shard is reduced."""
     accountant: int
     """The lowest rank that knows the account of the whole step; -1: none does."""
 
@@ -163,9 +163,9 @@ def deal(reports: Sequence[Report], step: int, micro_batches: int, *, in_place: 
     """Return what the members keep of ``step`` and which replica computes what is missing.
 
     Args:
-        reports: of all members.
-        step: the interrupted one.
-        micro_batches: in the step.
+        reports: the reports of all members.
+        step: the interrupted step.
+        micro_batches: the number in the step.
         in_place: whether the gradient buffers are the sums, so that a pass adds to all shards of its replica.
 
     A micro-batch is missing if a shard that has unreduced buckets has a model chunk that has not counted it. A replica
@@ -192,19 +192,19 @@ def deal(reports: Sequence[Report], step: int, micro_batches: int, *, in_place: 
 
 
 def share(replica: int, replicas: int, micro_batches: int, shares: Sequence[int] = ()) -> list[int]:
-    """Return the micro-batches of one of ``replicas`` in a step that nothing has interrupted.
+    """Return the micro-batches of one of several replicas in a step that nothing has interrupted.
 
     They are dealt round-robin: each round, in order, to the replicas that have less than their share.
 
     Args:
-        replica: which.
-        replicas: how many there are.
-        micro_batches: in the step.
+        replica: the number of the replica.
+        replicas: the number of replicas.
+        micro_batches: the number in the step.
         shares: how many each replica computes; equally many, up to one, if they are not for these replicas and all
             micro-batches.
     """
     if len(shares) != replicas or sum(shares) != micro_batches:
         return list(range(replica, micro_batches, replicas))
-    # In round r, those whose share is greater than r get one each: behind all of the rounds before, and lower replicas.
+    # In round r, the replicas whose share is greater than r get one each: behind all rounds before, and lower replicas.
     rounds = range(shares[replica])
     return [sum(min(s, r) for s in shares) + sum(s > r for s in shares[:replica]) for r in rounds]

@@ -102,12 +102,12 @@ def check_identities(digests: Sequence[int], own: Callable[[], Identity], member
     Args:
         digests: of the identities of all members, by rank.
         own: returns this rank's identity.
-        members: of the generation.
+        members: the generation's.
         wait: waits for a collective.
 
     Raises:
         MemberDiffers: this rank is not what the others are.
-        PeerDiffers: another one is not, and leaves.
+        PeerDiffers: another rank is not, and leaves.
         RuntimeError: a member was lost meanwhile.
     """
     expected = {digest(members.recorded)} if members.recorded and not members.proven else set()
@@ -122,8 +122,8 @@ def check_hyperparameters(rank_state: RankState, members: Members, wait: Wait) -
     """Compare the hyperparameters with which all members are about to apply an update. All members call it.
 
     Raises:
-        MemberDiffers, PeerDiffers, RuntimeError: as ``check_identities``. What the step has summed up is not
-            to be used then: what differs may have had a part in it.
+        MemberDiffers, PeerDiffers, RuntimeError: as ``check_identities``. The sums of the step are then not to be used:
+            the member that differs may have had a part in them.
     """
     own = hyperparameters(rank_state.optimizer, model_coordinate(), members.shards)
     mine = torch.tensor([digest(own)], dtype=torch.int64, device=device.current())
@@ -140,7 +140,7 @@ def check_parameters(rank_state: RankState, members: Members, wait: Wait) -> Non
 
     Raises:
         MemberDiffers, PeerDiffers, RuntimeError: as ``check_identities``. The update is to be undone if a member
-            differs: what differs had a part in it.
+            differs, since that member had a part in it.
     """
     trained = [local for local in rank_state.tensors.local_shards if local.is_trained]
     mine = torch.stack([_bits(trained), torch.tensor(_number(model_coordinate()), device=device.current())])
@@ -149,7 +149,7 @@ def check_parameters(rank_state: RankState, members: Members, wait: Wait) -> Non
     rows = [tuple(row) for row in torch.stack(gathered).tolist()]
     if len(set(rows)) == len({shard for _, shard in rows}):
         return
-    # Only the ranks of a shard whose digests differ have to look for what differs; all wait for what they find.
+    # Only ranks of a shard whose digests differ have to look for the difference; all ranks wait for what they find.
     mixed = len({bits for bits, shard in rows if shard == rows[dist.get_rank()][1]}) > 1
     found = _different_parameters(trained, members, wait) if mixed else []
     all_found: list[list[Difference]] = transfer.gather(found, wait)
@@ -197,8 +197,7 @@ def _leave(found: dict[int, list[Difference]], members: Members) -> None:
     """Leave the generation if a member differs.
 
     Raises:
-        MemberDiffers: this rank does.
-        PeerDiffers: another one does.
+        MemberDiffers: this rank differs. PeerDiffers: another rank differs.
     """
     if not found:
         return

@@ -38,8 +38,8 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 long before that."""
 
 ABORT_LIMIT_S = 10.0
-"""Longest time that an abort may take. Then the process ends, with ``EXIT_ABORT``, and is replaced: torch's own abort
-may wait for as long as the time-out of the group."""
+"""Longest time that an abort may take. After that the process ends, with ``EXIT_ABORT``, and is replaced: torch's own
+abort may wait for as long as the time-out of the group."""
 
 EXIT_ABORT = 77
 """Exit code of a process whose communicators could not be aborted in time; the detector says so in the incident."""
@@ -182,15 +182,15 @@ def _used() -> list[dist.ProcessGroup]:
     return list(used.values())
 
 
-# Breaking collectives off.
+# Ways to break collectives off.
 
 
 def _method_while_making(before: frozenset[int], world_size: int) -> BreakMethod:
-    """Return how the making of groups is broken off: communicators that are being made cannot be aborted.
+    """Return the way in which the making of groups is broken off: communicators that are being made cannot be aborted.
 
     Args:
-        before: inodes of the sockets that are not to be shut: they were connected before.
-        world_size: of the generation.
+        before: inodes of the sockets that are not to be shut, since they were connected before.
+        world_size: the generation's.
     """
     listening_before = sockets.listening()
 
@@ -206,7 +206,7 @@ def _method_while_making(before: frozenset[int], world_size: int) -> BreakMethod
 
 
 def _method(shared: frozenset[int], own: frozenset[int], replica: frozenset[int]) -> BreakMethod:
-    """Return how collectives are broken off once the groups are made.
+    """Return the way in which collectives are broken off once the groups are made.
 
     Args:
         shared: inodes of the sockets of groups with ranks of several replicas.
@@ -241,7 +241,7 @@ def _of_several() -> list[dist.ProcessGroup]:
 
 
 _aborted: list[dist.ProcessGroup] = []
-"""Those of this generation's groups whose communicators are aborted."""
+"""The groups of this generation whose communicators are aborted."""
 
 
 def _abort(groups: Sequence[dist.ProcessGroup]) -> None:
@@ -274,7 +274,7 @@ def _wait_in_slices(link: AgentLink) -> None:
             return _torch_wait(work, timeout)
         if not link.waits_in_slices or work._get_op_type() not in COLLECTIVES:
             return _torch_wait(work)
-        # Collectives that this library waits for by itself are of all replicas, or come behind the passes.
+        # Collectives that this library waits for by itself are those of all replicas, or come behind the passes.
         link.wait(work, of_replica=True)
         return True
 
@@ -282,7 +282,7 @@ def _wait_in_slices(link: AgentLink) -> None:
     work_type.wait = wait
 
 
-# Leaving a generation.
+# Ways to leave a generation.
 
 _abandoned: list[tuple[list[dist.ProcessGroup], list[Any]]] = []
 """Groups of past generations, each list with its collectives that have not ended. The destructor of a group waits for
@@ -302,8 +302,8 @@ def leave(unfinished: Sequence[Any] = ()) -> None:
     if chosen.aborts and dist.is_initialized():
         _abort([group for group in _of_several() if group not in _aborted])
         chosen.synchronize()  # buffers of kernels that have not ended may not be freed or overwritten
-        # What a script has done in groups of one rank has ended by now. To destroy a communicator takes long, and an
-        # abort does not.
+        # A script's collectives in groups of one rank have ended by now. Destroying a communicator takes long, and
+        # aborting it does not.
         _abort([group for group in _all() if group not in _aborted])
     _aborted.clear()
     issuing.forget()

@@ -22,10 +22,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 KINDS = ("code", "setting", "data", "version", "optimizer", "parameter")
-"""The kinds of fields, in the order in which differences are told: what is further down follows from what is above."""
+"""The kinds of fields, in the order in which differences are told: a difference further down follows from one above."""
 
 REPORTED = 5
-"""Most differences that an error lists; of further ones it says how many they are."""
+"""Most differences that an error lists; the error says how many further ones there are."""
 
 RECORDED = 1000
 """Most fields that the log has of a task: some 80 KB, where a message of NATS has 1 MB. If a repository has more
@@ -41,7 +41,7 @@ class Difference(NamedTuple):
     field: str
     own: str
     expected: str
-    """What the survivors have; without one, what the log has recorded, or else most members."""
+    """What the survivors have; without a survivor, what the log has recorded, or else what most members have."""
 
     def text(self, own: str, others: str) -> str:
         """Return the difference in words, with both values and where each is."""
@@ -56,7 +56,7 @@ def digest(identity: Identity) -> int:
 
 
 def recordable(identity: Identity) -> dict[str, str]:
-    """Return what the log is to have of an identity: all of it, or else as many files of code as there is room for."""
+    """Return the part of an identity that the log is to have: all of it, or else as many files of code as fit."""
     ordered = sorted(identity, key=lambda name: (name.startswith("code/"), name))
     return {name: identity[name] for name in ordered[:RECORDED]}
 
@@ -68,10 +68,10 @@ def differing(
 
     The values of the lowest proven member count. Without a proven member those that the log has recorded count, and
     else those that most members have (of the lowest member, if equally many have others). Members are compared in the
-    fields that they have in common: one that has trained may have imported more than one that is about to.
+    fields that they have in common: a member that has trained may have imported more than a new one.
 
     Args:
-        identities: of all members, by rank.
+        identities: those of all members, by rank.
         proven: the ranks that have trained: they have been compared before.
         recorded: what the log has of the task; empty: nothing.
         judged: the ranks that may be told to leave.
@@ -100,7 +100,7 @@ def _expected(
         return identities[proven[0]][name]
     if name in recorded:
         return recorded[name]
-    counted = Counter(identities[rank][name] for rank in having)  # of equals the first one comes first: the lowest rank
+    counted = Counter(identities[rank][name] for rank in having)  # among equals the first comes first: the lowest rank
     return counted.most_common(1)[0][0]
 
 
@@ -119,7 +119,7 @@ def described(differences: Sequence[Difference], own: str, others: str) -> str:
 
 
 def signature(differences: Sequence[Difference]) -> str:
-    """Return what is equal for two members that differ in the same way, whatever the step that they are in.
+    """Return a text that is equal for two members that differ in the same way, whatever their step.
 
     A hyperparameter may change with every step, and parameters do: for these only the first field counts. For all
     others the value counts too: a file that was edited twice is another difference.

@@ -43,11 +43,11 @@ from unicron.state.transfer import AgreedState
 from unicron.state.user_state import UserState
 
 Build = Callable[[int, int], tuple[Any, Any]]
-"""(tensor, pipeline) -> (model, optimizer), built in the process groups that exist when it is called."""
+"""(tensor, pipeline) -> (model, optimizer), built in the process groups that exist when the function is called."""
 
 
 def own_share(micro_batches: int, shares: Sequence[int] = ()) -> list[int]:
-    """Return this rank's micro-batches of a step that nothing has interrupted; ``shares``: of ``agreement.share``."""
+    """Return this rank's micro-batches of a step without an interruption; ``shares``: as for ``agreement.share``."""
     group = data_group()
     return agreement.share(group.rank(), group.size(), micro_batches, shares)
 
@@ -66,10 +66,10 @@ class Resumption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinResult:
-    """How this rank has joined a generation."""
+    """The way in which this rank has joined a generation."""
 
     source: str
-    """Where the rank's state came from: the values of ``Resumed.source``."""
+    """The source of the rank's state: a value of ``Resumed.source``."""
     durations_s: Mapping[str, float] = field(default_factory=dict)
     """Durations of the phases ``rebuild``, ``agree`` and ``move``."""
     steps_recomputed: int = 0
@@ -77,7 +77,7 @@ class JoinResult:
     checkpoint: str = ""
     """The checkpoint that the state was read from; empty: none."""
     resumption: Resumption | None = None
-    """What is resumed of an interrupted step; None: the next step begins anew."""
+    """The interrupted step that is resumed; None: the next step begins anew."""
     shares: Sequence[int] = ()
     """How many micro-batches of a step each replica computes; empty: equally many."""
     repeats_update: bool = False
@@ -92,8 +92,8 @@ class JoinResult:
 
         Args:
             configure: the generation.
-            step: updates applied, with that step's.
-            buckets: of gradients.
+            step: updates applied, that step's included.
+            buckets: the number of buckets of gradients.
             total_s: duration of that step.
             computed_s: the part of it until the gradients were reduced.
         """
@@ -106,7 +106,8 @@ class JoinResult:
             step=step,
             source=self.source,
             phases={k: round(v, 6) for k, v in phases.items()},
-            # All ranks agreed on it; reported by each, it would be as large as the square of their number.
+            # All ranks have agreed on the deal; if each reported it, it would be as large as the square of their
+            # number.
             deal={str(r): ks for r, ks in enumerate(deal)} if configure.rank == 0 else {},
             steps_recomputed=self.steps_recomputed,
             computed=resumption.computed if resumption is not None else 0,
@@ -116,7 +117,7 @@ class JoinResult:
 
 
 class _FoundOrigin(NamedTuple):
-    """What the members of a generation have found of ``attach(origin=...)``."""
+    """The state that the members of a generation have found with ``attach(origin=...)``."""
 
     generation: int
     step: int
@@ -146,10 +147,10 @@ class Joiner:
             initialise: sets a model's first parameters, the same on every rank; without it rank 0's are used.
             snapshots: used where the members of a generation do not have the whole state live.
             checks: what the members of each generation compare.
-            precision: of the sums of gradients.
+            precision: the precision of the sums of gradients.
             user: the user's state.
             interleave: model chunks of each rank, where there are several pipeline stages.
-            origin: what the task begins from in place of first parameters.
+            origin: the state from which the task begins in place of first parameters.
             counts_each_step: whether the loop says how many micro-batches each step has.
         """
         self._origin_found = _FoundOrigin(0, -1)
@@ -181,7 +182,7 @@ class Joiner:
         Args:
             configure: the generation.
             link: to the agent; waits for collectives.
-            micro_batches: in one update, at most.
+            micro_batches: the most in one update.
             fault: lets an injected fault happen.
             formed: called once the members have their groups, before state is read or moved.
             open_section: the step behind which this rank is in a boundary section that is not done; 0: none.
@@ -260,18 +261,18 @@ class Joiner:
         Returns:
             The generation's store.
         """
-        # What is left is aborted here: a hold of the new generation must not have it aborted once more meanwhile.
+        # Old communicators are aborted here: a hold of the new generation must not abort them once more meanwhile.
         link.set_break_method(BreakMethod())
         groups.leave(link.abandoned)
         link.abandoned = []
-        # Behind the aborts: to give memory back that the device reads waits for all collectives that are under way.
+        # This comes behind the aborts: giving memory back that the device reads waits for all collectives under way.
         self._snapshots.leave()
         store = groups.make(configure, link, interleave=self._interleave)
         link.progress(self._next_step(), "setup", setup_parts=1)
         roles = groups_by_role()
         present = self.rank_state
         if present is not None:
-            # In any case: a model that will not be used must not keep the old groups alive either.
+            # This is done in any case: a model that will not be used must not keep the old groups alive either.
             replace_groups([present.model, present.optimizer], self._roles, roles)
         self._roles = roles
         if present is not None and present.applied >= 0 and _has_no_live_state(configure):
@@ -289,7 +290,7 @@ class Joiner:
         if present is not None and present.place == place(layout, distributed=present.is_distributed):
             return present
         if present is not None and present.applied < 0:
-            self.rank_state = None  # there is nothing in it to keep beside the new one
+            self.rank_state = None  # the old state has nothing to keep beside the new one
         del present
         return self._built(layout, micro_batches)
 
@@ -322,8 +323,8 @@ class Joiner:
         """
         at_least = reader.newest_step(configure.checkpoint) if configure.checkpoint else 1
         if any(report.undoes for report in reports):
-            # No copy or checkpoint has anything of that update. Where there is neither, all that was trained would be
-            # lost with the update.
+            # No copy or checkpoint has anything of that update. If there is neither, all training would be lost with
+            # the update.
             agreed = self._snapshots.agree(rank_state, configure.generation, at_least)
             if agreed is not None or configure.checkpoint:
                 if self.rank_state is not None:
@@ -345,7 +346,7 @@ class Joiner:
                 return agreed
         begins = all(source == "initial" for _, _, source in configure.members) and not configure.fault_step
         if begins and not configure.resumes:
-            self._snapshots.delete_all()  # these are of an earlier task of the same name
+            self._snapshots.delete_all()  # these snapshots are of an earlier task of the same name
             return None
         at_least = max(at_least, self._origin_step(configure, reports, link.wait))
         return self._snapshots.agree(rank_state, configure.generation, at_least, live)
@@ -353,8 +354,8 @@ class Joiner:
     def _origin_step(self, configure: Configure, reports: list[Report], wait: Wait) -> int:
         """Return the step of the state that the task is given, if it counts here; -1: it does not.
 
-        The task's own checkpoint counts where it is as new. No other does where an update is to be undone: what was
-        saved behind that update has it.
+        The task's own checkpoint counts where it is as new. No other checkpoint counts if an update is to be undone,
+        since it may contain that update.
 
         Raises:
             InvalidSpec: the ranks do not see the same.
@@ -382,7 +383,7 @@ class Joiner:
             these are made later.
         """
         if self._origin_step(configure, reports, link.wait) >= 0:
-            rank_state.tensors.reset()  # what is not loaded, as an optimizer's state, is as at a beginning
+            rank_state.tensors.reset()  # what is not loaded, such as an optimizer's state, is as at a beginning
             rank_state.invalidate()
             self._tell(f"{self._origin}")
             return LOADED, "", rank_state

@@ -25,39 +25,39 @@ class MemberChecks:
         """Begin with a process that has not trained.
 
         Args:
-            own: what it is.
+            own: the identity of this process.
         """
         self._own = own
         self._members = Members(proven=())
         self.proven = False
-        """Whether this process has trained, and its parameters were those of the others."""
+        """Whether this process has trained, and its parameters were equal to those of the others."""
         self.uncompared = False
         """Whether a newcomer had a part in the newest update, behind which nothing could be compared since."""
         self.undoes = False
         """Whether the newest update is to be undone: a member that had a part in it differs."""
         self.keeps_state = False
         """Whether the state that the members of this generation begin with is to be kept until the comparison behind
-        their first update: the same on all. It is not kept where a newcomer may have had a part in it already."""
+        their first update; the same on all. It is not kept if a newcomer may have had a part in it already."""
 
     def note(self) -> None:
-        """Look at what was imported since the last call, as it is now."""
+        """Look at the modules that were imported since the last call, as they are now."""
         self._own.note()
 
     def digest(self) -> int:
-        """Return the digest of what this process is."""
+        """Return the digest of this process's identity."""
         return identity.digest(self._own.fields)
 
     def enter(self, reports: Sequence[Report], recorded: Identity, wait: Wait) -> None:
         """Compare what the members are beside their state, as they join. All members call it.
 
         Args:
-            reports: of all members, by rank.
+            reports: those of all members, by rank.
             recorded: what the log has of the task; empty: nothing.
             wait: waits for a collective.
 
         Raises:
             MemberDiffers: this process is not what the others are.
-            PeerDiffers: another one is not, and leaves.
+            PeerDiffers: another process is not, and leaves.
             RuntimeError: a member was lost meanwhile.
         """
         proven = [rank for rank, report in enumerate(reports) if report.proven]
@@ -82,7 +82,7 @@ class MemberChecks:
             MemberDiffers, PeerDiffers, RuntimeError: as ``enter``.
         """
         if rank_state.partial is None or dist.get_world_size() == 1:
-            return  # an update outside of a step is reported by the step that follows
+            return  # the step that follows reports an update outside of a step
         try:
             comparison.check_hyperparameters(rank_state, self._members, wait)
         except Exception:

@@ -1,4 +1,4 @@
-"""What this process is (``unicron.join.identity``): what its code, settings, data and libraries are.
+"""The identity of this process (``unicron.join.identity``): its code, settings, data and libraries.
 
 Everything is looked at when the process starts, and a file once: what was loaded stays what it is, whatever becomes of
 the file. So a process that has trained for days still says what it trains with.
@@ -28,17 +28,18 @@ LIBRARIES = (
 while a cluster is upgraded, ranks of one version of it train beside those of another."""
 
 SHOWN_CHARACTERS = 16
-"""Characters of a file's hash that are compared and shown: 64 bits."""
+"""Number of characters of a file's hash that are compared and shown: 64 bits."""
 
 SAMPLES = 16
-"""Places of a large file that are hashed, evenly apart, with its beginning and its end. Chosen: a look at a file of
-terabytes on a disk that seeks in 10 ms takes 0.2 s."""
+"""Number of places of a large file that are hashed, evenly apart, its beginning and its end included. Chosen: a look at
+a file of terabytes on a disk that seeks in 10 ms takes 0.2 s."""
 
 SAMPLE_BYTES = 1 << 16
-"""Bytes at each place. A file that has no more than all of these together is hashed as a whole."""
+"""Bytes at each place. A file that is not larger than all of these together is hashed as a whole."""
 
 MAX_CODE_BYTES = 64 << 20
-"""A file of code that is larger counts by its size: a library with kernels for many devices."""
+"""Largest file of code that is hashed. A larger one, such as a library with kernels for many devices, counts by its
+size."""
 
 
 class OwnIdentity:
@@ -48,20 +49,20 @@ class OwnIdentity:
         """Look at the process as it starts.
 
         Args:
-            settings: of the task, as the process uses them.
-            data: what the task's specification names as its data; empty: nothing.
+            settings: the task's, as the process uses them.
+            data: the data that the task's specification names; empty: none.
         """
         self._fields = {f"setting/{name}": str(value) for name, value in settings.items()}
         self._fields |= {f"version/{name}": value for name, value in _versions()}
         if data:
             self._fields |= {f"data/{name}": value for name, value in data_fields(data)}
         self._looked_at: set[str] = set()
-        """Names of modules."""
+        """Names of modules that were looked at."""
         self._count = 0
         self.note()
 
     def note(self) -> None:
-        """Look at the modules that were imported since the last call; without any this costs nothing."""
+        """Look at the modules that were imported since the last call; if there are none, this costs nothing."""
         if len(sys.modules) == self._count:
             return
         self._count = len(sys.modules)
@@ -73,7 +74,7 @@ class OwnIdentity:
 
     @property
     def fields(self) -> Identity:
-        """What the process is now."""
+        """The identity of the process now."""
         self.note()
         return self._fields
 
@@ -93,7 +94,8 @@ NOT_SETTINGS = frozenset(
         "progress_timeout_s",
     }
 )
-"""Fields of a specification on which the computation does not depend, or which are compared as what they stand for."""
+"""Fields of a specification on which the computation does not depend, or of which the thing that they name is
+compared."""
 
 
 def of_task(settings: Mapping[str, object]) -> OwnIdentity:
@@ -103,7 +105,7 @@ def of_task(settings: Mapping[str, object]) -> OwnIdentity:
         settings: as the training uses them.
     """
     task: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):  # whoever needs the specification reports that
+    with contextlib.suppress(OSError, ValueError):  # the error is reported by whatever needs the specification
         task = json.loads(Path(environment.text(environment.SPEC)).read_text(encoding="utf-8"))
     named = {name: value for name, value in task.items() if name not in NOT_SETTINGS}
     return OwnIdentity({**dict(_flat(named)), **settings}, str(task.get("data", "")))
@@ -130,7 +132,7 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 _of_others: set[str] = set()
-"""Names of modules that are no code of a task: those that were imported before processes are forked."""
+"""Names of modules that are no code of a task: those that are imported before processes are forked."""
 
 
 def note_preloaded() -> None:
@@ -185,13 +187,13 @@ def code_value(path: str) -> str:
 
 
 def data_fields(data: str) -> Iterator[tuple[str, str]]:
-    """Yield name and value of what a task's data is: size, and a hash of its index or of samples.
+    """Yield the fields of a task's data, by name: its size, and a hash of its index or of samples.
 
     The times of the files are left out: copies of one file on several nodes have different ones.
 
     Args:
         data: the prefix of an indexed dataset, one of its files, or a file. A file that is not there, or may not be
-            read, yields nothing: whatever reads it says so.
+            read, yields nothing: its reader reports that.
     """
     given = Path(data)
     prefix = given.with_suffix("") if given.suffix in (".bin", ".idx") else given

@@ -56,7 +56,7 @@ def gather_reports(
         rank_state: what this rank is going to train with.
         partial: what the rank has of an interrupted step that it can go on with.
         is_complete: whether the rank state has all that its place needs.
-        micro_batches: in one step, at most.
+        micro_batches: the most in one step.
         checks: what this rank is beside its state, and what it knows of the others.
         open_section: the step behind which the rank is in a boundary section that is not done; 0: none.
         last_step: the step behind which the training ends, as this rank knows it.

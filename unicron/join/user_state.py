@@ -61,7 +61,7 @@ class _Part(NamedTuple):
 
     version: int
     content: bytes
-    """Empty: this rank has none."""
+    """The packed state; empty: this rank has none."""
     chunks: list[tuple[StateChunk, torch.Tensor]]
 
 
@@ -86,11 +86,11 @@ def bring(
 
     Args:
         user: this rank's.
-        rank_state: as the members have agreed on it.
+        rank_state: the state on which the members have agreed.
         configure: the generation.
         source: where the rank state came from.
         checkpoint: the checkpoint that it was read from; empty: none.
-        snapshots: on this node.
+        snapshots: those on this node.
         wait: waits for a collective.
 
     Raises:
@@ -103,7 +103,7 @@ def bring(
     stays = user.belongs_to(rank_state.model)
     user.bind(rank_state.model, rank_state.optimizer, (configure.tensor, configure.pipeline))
     user.groups.align(transfer.gather(user.groups.plain(), wait))
-    if source in ("initial", LOADED):  # the latter changes them next
+    if source in ("initial", LOADED):  # the snapshots change the tensors next
         user.reset()
     elif checkpoint:
         _read(user, checkpoint)
@@ -151,7 +151,7 @@ def _part_of(version: int, values: Any) -> _Part:
 
 
 def _take(user: UserState, version: int, parts: Sequence[_Part], nodes: Sequence[str], stays: bool, wait: Wait) -> bool:
-    """Take the state of a version from the members' parts, if they are all of it; return whether they are."""
+    """Take the state of a version from the members' parts, if these are all of it; return whether they are."""
     mine = [part for part in parts if part.version == version]
     content = next((part.content for part in mine if part.content), b"")
     available = [item for part in mine for item in part.chunks]
@@ -189,7 +189,7 @@ def check_equal(user: UserState, wait: Wait) -> None:
     """Check that the values are the same on all ranks: any rank's may replace any other's. All ranks call it.
 
     Raises:
-        UnsupportedState: they are not.
+        UnsupportedState: the values differ.
         RuntimeError: a member was lost meanwhile.
     """
     if not user.enabled:

@@ -30,8 +30,8 @@ LAST_ANSWER_S = 60.0
 milliseconds; one that is being restarted has a successor within seconds, on a busy machine within half a minute."""
 
 NOTHING, DRAIN, STOP, STOP_UNSAVED = 0, 1, 2, 3
-"""What is requested of a task at the next step boundary; ``STOP_UNSAVED``: to stop also if the state cannot be saved.
-Where the ranks' requests differ, the largest one counts."""
+"""Requests to a task for the next step boundary; ``STOP_UNSAVED``: to stop also if the state cannot be saved. If the
+ranks' requests differ, the largest one counts."""
 
 EXIT_ORPHANED = 75
 """Exit code of a process whose agent did not come back (EX_TEMPFAIL of sysexits.h)."""
@@ -67,7 +67,7 @@ class AgentLink(Collectives):
         self.at_end: Callable[[], None] | None = None
         """Called at the end of a script that goes on behind the last step; None: the last step is not done."""
         self.undone: Callable[[], tuple[int, int] | None] = lambda: None
-        """Returns the step that is done and the last one, where a script that ends now leaves steps out; else None."""
+        """Returns the step that is done and the last one, if a script that ends now leaves steps out; else None."""
         self._connection: AgentConnection | None = None
         if standalone is None:
             self._breaker.start()
@@ -169,8 +169,8 @@ class AgentLink(Collectives):
         """Wait for a generation to join, make it this process's and return it; meanwhile answer holds and drains.
 
         A stop is not answered here. The step that this process has left is in its memory alone: it can be saved only
-        together with the peers of a generation, so the process waits for the one that answers the fault or follows the
-        drain, in which it is asked again. A process that is not to save anything is ended by its agent.
+        together with the peers of a generation, so the process waits for the generation that answers the fault or
+        follows the drain, in which it is asked again. A process that is not to save anything is ended by its agent.
 
         Args:
             step: updates applied so far, for the answers.
@@ -232,7 +232,7 @@ class AgentLink(Collectives):
 
         Args:
             timeout_s: the longest wait, seconds.
-            done: whether it is; whoever does it calls ``wake`` afterwards.
+            done: whether that is done; the thread that does it calls ``wake`` afterwards.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.is_held() or self._requests or done(), timeout_s)

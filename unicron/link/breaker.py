@@ -26,8 +26,8 @@ short beside a recovery."""
 
 
 SPARED_S = 0.05
-"""Pause between two rounds while the replica is spared: its sockets are all connected, so one round does, and what is
-left is to notice that the replica is stuck. A new hold ends the wait."""
+"""Pause between two rounds while the replica is spared: its sockets are all connected, so one round is enough, and
+later rounds only notice that the replica is stuck. A new hold ends the wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,9 +35,9 @@ class Breakable:
     """Groups whose collectives can be broken off together; by default there are none."""
 
     has_socket: Callable[[int], bool] = lambda inode: False
-    """Whether the socket of an inode carries their collectives."""
+    """Whether the socket of an inode carries the groups' collectives."""
     interrupt: Callable[[], None] | None = None
-    """Ends what has no socket that could be shut. Called without a lock, repeatedly; may take a moment."""
+    """Ends what has no socket that could be shut. It is called without a lock, repeatedly, and may take a moment."""
     groups: Sequence[Any] = ()
     """Process groups whose communicators are to be aborted."""
 
@@ -47,7 +47,7 @@ class BreakMethod:
     """How the collectives of a generation are broken off; by default they cannot be."""
 
     shared: Breakable = Breakable()
-    """The groups that have ranks of several replicas. While groups are made: all."""
+    """The groups that have ranks of several replicas; while groups are made, all groups."""
     replica: Breakable = Breakable()
     """The groups of which all ranks are in this rank's replica."""
     abort: Callable[[Sequence[Any]], None] = lambda groups: None
@@ -69,7 +69,7 @@ class Breaker:
         """Prepare the thread; ``start`` starts it.
 
         Args:
-            changed: guards what the other three read, and is notified of its changes.
+            changed: guards what the other three functions read, and is notified of changes.
             is_held: whether the generation of this process is held.
             spares: whether the groups of this rank's replica are left out.
             before_abort: called, with ``changed``, before communicators are aborted: ``shared`` or ``replica``.
@@ -83,9 +83,9 @@ class Breaker:
         self.method = BreakMethod()
         """How collectives are broken off at present; ``set_method`` sets it."""
         self.broken_at_s: float | None = None
-        """When sockets were first shut since ``enter``, on the monotonic clock; None: they were not."""
+        """When sockets were first shut since ``enter``, on the monotonic clock; None: they were not shut."""
         self.replica_broken_at_s: float | None = None
-        """When the replica's own sockets were first shut since ``enter``; None: they were not."""
+        """When the replica's own sockets were first shut since ``enter``; None: they were not shut."""
 
     def start(self) -> None:
         """Start the thread."""
@@ -117,8 +117,9 @@ class Breaker:
         """Break groups off, in the calling thread, and return once that is done.
 
         Args:
-            shared: those of several replicas; to be called by the training thread, which has left the generation.
-            replica: the replica's own: this rank has left, and peers may wait for it.
+            shared: whether to break off the groups of several replicas; the training thread calls this once it has left
+                the generation.
+            replica: whether to break off the replica's own groups: this rank has left, and peers may wait for it.
         """
         chosen = [
             part for part, is_chosen in ((self.method.shared, shared), (self.method.replica, replica)) if is_chosen
@@ -129,11 +130,11 @@ class Breaker:
         self._end(chosen, groups)
 
     def _wait_for_end(self) -> None:
-        """Wait until no thread ends anything. Without a limit: an abort that does not end ends the process."""
+        """Wait until no thread ends anything. The wait has no limit: an abort that does not end ends the process."""
         self._changed.wait_for(lambda: not self._ending)
 
     def _begin(self, parts: Sequence[Breakable]) -> list[Any]:
-        """Shut sockets; return the groups that ``_end`` is to abort. Called with the lock."""
+        """Shut sockets; return the groups that ``_end`` is to abort. It is called with the lock."""
         groups: list[Any] = []
         for part in parts:
             sockets.shut(part.has_socket)
@@ -145,7 +146,7 @@ class Breaker:
         return groups
 
     def _end(self, parts: Sequence[Breakable], groups: list[Any]) -> None:
-        """End what has no socket. Without the lock, which the other threads need meanwhile."""
+        """End what has no socket. This is called without the lock, which the other threads need meanwhile."""
         if not self._ending:
             return
         try:
@@ -162,8 +163,8 @@ class Breaker:
     def _parts(self, *, spared: bool) -> list[Breakable]:
         """Return what to break off.
 
-        An abort waits for the device, and with it for the replica's collectives. Were these spared and then found to
-        be stuck, nothing would be left to end them. So all is aborted together, once the passes have ended.
+        An abort waits for the device, and with it for the replica's collectives. If these were spared and then found to
+        be stuck, nothing could end them. So all groups are aborted together, once the passes have ended.
         """
         if not spared:
             return [self.method.shared, self.method.replica]

@@ -28,12 +28,12 @@ DEVICE_POLL_S = 0.001
 micro-batch."""
 
 STUCK_S = 0.3
-"""How long after its sockets were shut a collective is given up. Measured: a collective ends within 20 ms of that, but
-for about 1 of 100 under stress whose failure gloo does not pass on, and which waits until its time-out."""
+"""How long after its sockets were shut a collective is given up. Measured: a collective ends within 20 ms of that,
+except about 1 of 100 under stress whose failure gloo does not pass on, and which waits until its time-out."""
 
 
 class Collectives(ABC):
-    """The part of ``AgentLink`` that is about collectives; the rest is about messages."""
+    """The part of ``AgentLink`` that handles collectives; the rest handles messages."""
 
     def __init__(self, changed: threading.Condition) -> None:
         """Start outside of any generation.
@@ -45,9 +45,10 @@ class Collectives(ABC):
         self._sparing = Sparing()
         self._breaker = Breaker(changed, self.is_held, self._spares, self._before_abort)
         self._marks: list[Mark] = []
-        """Marks of this generation of which it is not known yet whether they count."""
+        """Marks of this generation about which it is not known yet whether they count."""
         self._shared_aborted = self._replica_aborted = False
-        """Whether collectives of this generation are aborted, or about to be: of several replicas; inside this one."""
+        """Whether collectives of this generation are aborted, or about to be: those of several replicas; those inside
+        this one."""
         self.abandoned: list[Any] = []
         """Collectives of this generation that were given up: its groups may not be destroyed before they end."""
 
@@ -95,8 +96,7 @@ class Collectives(ABC):
 
     def finish_micro_batch(self) -> None:
         """Note that a micro-batch is finished."""
-        # Taken without the lock, which costs more than this does: a hold meanwhile sets the same time to much the same
-        # value.
+        # The time is set without the lock, which costs more than this does: a hold meanwhile sets nearly the same time.
         self._sparing.finish_micro_batch(time.monotonic())
 
     def end_passes(self) -> None:
@@ -115,7 +115,7 @@ class Collectives(ABC):
     def _finish_passes(self) -> None:
         """Note that this rank's micro-batches of a held generation are done: on a device once the device is done.
 
-        Called with the lock, which others have while this waits: they may find that the replica is stuck.
+        It is called with the lock, which others get while this waits: they may find that the replica is stuck.
 
         Raises:
             Interrupted: the replica is broken off meanwhile.
@@ -171,7 +171,7 @@ class Collectives(ABC):
         """Whether collectives that are aborted end without an error, with garbage for a result."""
         return self._backend is not None and self._backend.aborts
 
-    # What is done on a device, and counts later.
+    # Work that is done on a device, and counts later.
 
     def mark(self) -> Mark | None:
         """Return a mark behind what the training thread has issued so far; None: all of it counts already.
@@ -195,15 +195,15 @@ class Collectives(ABC):
         """Return, without waiting, whether what was issued before a mark has ended, and used no garbage.
 
         Args:
-            mark: behind it.
-            shared: whether it has used collectives of several replicas; otherwise those inside the replica alone.
+            mark: the mark.
+            shared: whether the work has used collectives of several replicas; otherwise only those inside the replica.
         """
         with self._changed:
             return mark is None or (self._counts_shared(mark) if shared else self._counts(mark))
 
     @property
     def has_garbage(self) -> bool:
-        """Whether an abort inside the replica may have spoilt what passes have added up to the newest mark."""
+        """Return whether an abort inside the replica may have spoilt the sums of the passes up to the newest mark."""
         with self._changed:
             return self._replica_aborted and any(mark.before_replica is False for mark in self._marks)
 
@@ -220,7 +220,7 @@ class Collectives(ABC):
         return bool(mark.before_replica)
 
     def _before_abort(self, part: Breakable) -> None:
-        """Note what counts although communicators are about to be aborted; called with the lock."""
+        """Note what counts although communicators are about to be aborted. It is called with the lock."""
         if part is self._breaker.method.replica:
             for mark in self._marks:
                 mark.before_replica = self._counts(mark)
@@ -231,7 +231,7 @@ class Collectives(ABC):
             self._shared_aborted = True
 
     def check_update(self) -> None:
-        """Leave the step before an update that may use garbage: of the norm of gradients, for instance.
+        """Leave the step before an update that may use garbage, such as the norm of gradients.
 
         Raises:
             Interrupted: the generation is held, where collectives are aborted without an error.
@@ -277,7 +277,7 @@ class Collectives(ABC):
         """
         if not work.is_completed():
             return False
-        if self.supervised and self.is_held():  # also where the hold spares the replica's own collectives
+        if self.supervised and self.is_held():  # this is so also where the hold spares the replica's own collectives
             raise Interrupted(f"generation {self.generation} is held")
         self.wait(work)
         return True
@@ -289,7 +289,7 @@ class Collectives(ABC):
             works: the collectives, of groups of several replicas. Collectives that do not end in ``STUCK_S`` are
                 ``abandoned``.
         """
-        # Whoever leaves a generation that is not held has peers that may still wait for what this process has sent.
+        # A process that leaves a generation that is not held has peers that may still wait for what it has sent.
         aborts = self.aborts_without_error and self.is_held()
         if self.supervised and (works or aborts):
             self._breaker.break_off(shared=True, replica=aborts and not self._sparing.finished)

@@ -33,7 +33,7 @@ from unicron.protocol import environment
 from unicron.protocol.messages import MAX_LINE_BYTES, Hello, Message, Progress, ProtocolError, Received, decode, encode
 
 MAX_NAMES = 32
-"""Names of unknown messages that are reported, each once."""
+"""Most names of unknown messages that are reported, each once."""
 
 RETRY_S = 0.05
 """Pause between two attempts to reach the agent's successor. Chosen: short beside the default grace period (5 s), long
@@ -44,7 +44,7 @@ FLUSH_PAUSE_S = 0.001
 """Pause between two looks at whether the last messages have left the process: short beside the end of a process."""
 
 MAX_KEPT = 64
-"""Messages that are kept for an agent that has never sent ``Received`` (a version that does not know it)."""
+"""Most messages that are kept for an agent that has never sent ``Received`` (a version that does not know it)."""
 
 
 INSIDE_A_STEP = frozenset({"compute", "reduce", "update", "ended"})
@@ -189,9 +189,9 @@ class AgentConnection:
         return bool(lines)
 
     def _keep(self, line: bytes) -> None:
-        """Keep a message for the agent's successor; of an agent that answers none, the newest ones."""
+        """Keep a message for the agent's successor; of an agent that never answers, keep only the newest ones."""
         if len(line) > MAX_LINE_BYTES:
-            return  # the agent drops the connection because of it, and so would the successor, again and again
+            return  # the agent drops the connection because of the message, and so would the successor, again and again
         if not self._answers and len(self._unanswered) == MAX_KEPT:
             self._unanswered.popleft()
         self._unanswered.append(line)
@@ -201,7 +201,7 @@ class AgentConnection:
 
         Args:
             timeout_s: how long they may take to be sent.
-            answer_timeout_s: how long an agent that answers them may take, or the start of its successor.
+            answer_timeout_s: how long an agent that answers them, or the start of its successor, may take.
         """
         begun_s = time.monotonic()
         while self._backlog or (self._answers and self._unanswered):
@@ -264,7 +264,7 @@ class AgentConnection:
                 continue
             with self._lock:
                 self._socket = connection
-                # In place of what was to be sent to the predecessor, which may begin in the middle of a line.
+                # This replaces what was to be sent to the predecessor, which may begin in the middle of a line.
                 progress = self._progress.repeat(time.monotonic())
                 self._backlog = deque([*self._unanswered, progress] if progress else self._unanswered)
             return True

@@ -28,15 +28,15 @@ FIRST_LOOK_S = 0.001
 """How long a rank waits before it looks for the first time whether the others have come: mostly they come together."""
 
 ARRIVED, ALL_ARRIVED = "finished", "finished/all"
-"""Keys in the generation's store: how many ranks have come to the end of the task, and whether all have."""
+"""Keys in the generation's store: the number of ranks that have come to the end of the task, and whether all have."""
 
 
 def meet(store: dist.Store, world_size: int, waits: Callable[[], None]) -> None:
     """Wait until all ranks have come here.
 
     Args:
-        store: of the generation.
-        world_size: of the generation.
+        store: the generation's.
+        world_size: the generation's.
         waits: called once in a while meanwhile; raises an error if this rank is to wait no longer.
 
     Raises:
@@ -57,8 +57,8 @@ def begin(link: AgentLink, finished: Finished, store: dist.Store, world_size: in
     Args:
         link: to the agent; ``at_end`` is called once the script has ended.
         finished: what this rank reports.
-        store: of the generation.
-        world_size: of the generation.
+        store: the generation's.
+        world_size: the generation's.
     """
     link.send(replace(finished, ended=False))
     link.progress(finished.step, "tail")
@@ -72,7 +72,7 @@ def _end(link: AgentLink, finished: Finished, store: dist.Store, world_size: int
         while others and not store.check(others):
             time.sleep(LOOK_S)
     except RuntimeError as err:
-        # The store is on the node of rank 0. Without it nobody can tell, and this script has ended.
+        # The store is on the node of rank 0. Without the store nobody can tell, and this script has ended.
         print(f"unicron: the ends of the other ranks' scripts are not waited for: {err}", flush=True)
     link.send(finished)
 

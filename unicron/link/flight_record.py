@@ -1,4 +1,4 @@
-"""What torch's flight recorder says of this process's collectives: which have been entered, and which have not ended.
+"""What torch's flight recorder says about this process's collectives: those entered, and those that have not ended.
 
 Torch records each collective of gloo and NCCL in a ring in memory (before 2.11 only where it is told to, which
 ``unicron.join.groups`` does), so a report costs the step nothing. Groups count their collectives; the counts of all
@@ -15,18 +15,18 @@ import torch
 import torch.distributed as dist
 
 MOST_GROUPS = 64
-"""Groups in one report; see ``COLLECTIVE_GROUPS`` in ``shared.events.evidence``."""
+"""Most groups in one report; see ``COLLECTIVE_GROUPS`` in ``shared.events.evidence``."""
 
 MOST_WAITS = 8
-"""Collectives of one group in one report; see ``OPERATIONS`` there."""
+"""Most collectives of one group in one report; see ``OPERATIONS`` there."""
 
 
 def groups() -> list[list[Any]]:
     """Return name, ranks, number of collectives entered, and ``[number, operation]`` of those that have not ended.
 
-    The answer has each group of several ranks that this process is in. Called beside the training thread, which may
-    make or destroy groups meanwhile; and the recorder is no public part of torch. So whatever fails, there is only less
-    to report.
+    The answer has each group of several ranks that this process is in. This runs beside the training thread, which may
+    make or destroy groups meanwhile, and the recorder is no public part of torch. So if something fails, there is only
+    less to report.
     """
     try:
         return _groups() if dist.is_initialized() else []
@@ -47,7 +47,7 @@ def _groups() -> list[list[Any]]:
 
 
 def _recorded() -> list[dict[str, Any]]:
-    """Return the entries of the recorder of the backend in use, the oldest first; none: it records nothing."""
+    """Return the entries of the recorder of the backend in use, the oldest first; none if it records nothing."""
     c10d: Any = torch._C._distributed_c10d
     dump = c10d._dump_nccl_trace_json if dist.get_backend() == "nccl" else c10d._dump_fr_trace_json
     entries = json.loads(dump(True, False)).get("entries", [])

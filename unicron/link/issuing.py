@@ -193,7 +193,7 @@ def _guarded(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 def while_aborting(aborted: Sequence[Any]) -> Iterator[None]:
     """Keep other threads from issuing meanwhile, and from then on from issuing anything to the aborted groups.
 
-    After ``ISSUE_LIMIT_S`` it goes on even if a thread is still inside a call that issues.
+    After ``ISSUE_LIMIT_S`` the abort goes on even if a thread is still inside a call that issues.
     """
     is_exclusive = _issuing.acquire(timeout=ISSUE_LIMIT_S)
     try:

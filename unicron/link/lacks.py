@@ -1,4 +1,4 @@
-"""What a process lacks where its own call failed: descriptors, memory, room on a file system, threads, ports.
+"""Resources that a process lacks where its own call failed: descriptors, memory, room on a file system, threads, ports.
 
 Such an error may be an exception of Python, or text from torch, gloo or NCCL, often in the words of a failed
 connection. But it says which process is to blame: the one whose call it was, and not the peer to which it was
@@ -46,14 +46,14 @@ _BY_TEXT = (
 """The lacks in glibc's words (``strerror``), by which libraries in native code report them."""
 
 _OF_PEERS = re.compile(r"by peer|Connection (refused|reset|timed out)|Timed out waiting|Broken pipe")
-"""What native code says of a peer that was lost. Anything else may hide that a descriptor was lacking: gloo without one
-says that it cannot resolve an address of its own."""
+"""Texts of native code about a peer that was lost. Any other text may hide that a descriptor was lacking: gloo without
+one says that it cannot resolve an address of its own."""
 
 _NO_LIMIT = "unlimited"
 
 
 class Lack(NamedTuple):
-    """What a process lacks. ``limit``: how much of it there may be, in words; empty: not known."""
+    """A resource that a process lacks. ``limit``: how much of it there may be, in words; empty: not known."""
 
     resource: str
     limit: str
@@ -64,7 +64,7 @@ class Lack(NamedTuple):
 
 
 def lack_of(error: BaseException) -> Lack | None:
-    """Return what the process lacks that raised an error; None: nothing that the error shows.
+    """Return what the process that raised an error lacks; None if the error shows nothing of the kind.
 
     Looking needs neither a descriptor nor a thread, of which there may be none left.
     """
@@ -81,7 +81,7 @@ def lack_of(error: BaseException) -> Lack | None:
             if found is None and isinstance(one, RuntimeError) and not _OF_PEERS.search(text) and _has_no_descriptor():
                 found = OPEN_FILES
             if found is MEMORY and "CUDA" in text:
-                found = None  # a device's memory is another matter
+                found = None  # memory of a device is another matter
         else:
             found = None
         if found is not None:
@@ -133,7 +133,7 @@ def _soft(number: int) -> str:
 
 
 def _room(path: str) -> str:
-    """Return what the file system of a path has; it may not exist yet."""
+    """Return the file system's answer for a path, which may not exist yet."""
     folder = path
     while folder:
         try:

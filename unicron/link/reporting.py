@@ -128,7 +128,7 @@ def forget_frames(error: BaseException) -> None:
 
 
 def report_copies(link: AgentLink, configure: Configure, step: int, lack: str | None) -> None:
-    """Report what there is to say of in-memory copies (``Snapshots.agreed``); nothing where there is nothing."""
+    """Report what there is to say about in-memory copies (``Snapshots.agreed``), if there is anything."""
     if lack or (lack is not None and configure.rank == 0):
         lack = lack[:DETAIL_CHARACTERS]
         link.send(Copies(generation=configure.generation, rank=configure.rank, step=step, lack=lack))

@@ -36,7 +36,7 @@ class Sparing:
         self._lost: set[str] = set()
         self._computes = False
         self.waits_for_others = False
-        """Whether the passes wait for collectives with other replicas, on a device: for gathered parameters."""
+        """Whether the passes wait, on a device, for collectives with other replicas: for gathered parameters."""
         self.finished = False
         """Whether this rank has left behind its last micro-batch, in a hold that spares its replica: its peers may
         still compute."""
@@ -83,7 +83,7 @@ class Sparing:
         self._computes, self.finished, self._progress_s = True, False, now_s
 
     def finish_micro_batch(self, now_s: float) -> None:
-        """Note that this rank has finished one."""
+        """Note that this rank has finished a micro-batch."""
         self._longest_s = max(self._longest_s, now_s - self._progress_s)
         self._progress_s = now_s
 
@@ -99,5 +99,5 @@ class Sparing:
     def spares(self, now_s: float) -> bool:
         """Return whether the replica's own groups stay as they are although the generation is held."""
         if self._lost and now_s - self._progress_s > self.limit_s:
-            self.break_off()  # for good: what is broken off does not come back
+            self.break_off()  # this is for good: what is broken off does not come back
         return self._computes and bool(self._lost) and not self._broken and not self.waits_for_others

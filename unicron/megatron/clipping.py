@@ -53,9 +53,9 @@ def norm(model: Any, wait: Wait, own: list[torch.Tensor] | None = None) -> float
     """Return the L2 norm of a model's gradients, over all shards of the model. Tied weights count once.
 
     Args:
-        model: as ``clip`` has it.
+        model: as for ``clip``.
         wait: waits for a collective.
-        own: as ``clip`` has it.
+        own: as for ``clip``.
 
     Raises:
         RuntimeError: a collective broke.

@@ -1,7 +1,7 @@
 """The construction of a Megatron model and optimizer on one rank, without its peers.
 
-Used by ``unicron.join.joining``: of the members of a generation only those without a fitting model build one, so
-nothing in the construction may wait for the others.
+``unicron.join.joining`` uses this: only members of a generation without a fitting model build one, so nothing in the
+construction may wait for the others.
 """
 
 from __future__ import annotations

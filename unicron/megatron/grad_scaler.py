@@ -1,9 +1,9 @@
 """The loss scale of Megatron's optimizer: numbers that every update changes, and that belong to the state.
 
 With fp16 Megatron multiplies each loss by a scale, so that gradients do not vanish, and divides the gradients by it
-before the update. Where one of them is not finite it skips the update, and a dynamic scale shrinks; after some updates
-it grows again. The numbers are kept in a tensor, which moves, and is copied and checkpointed, like a buffer of the
-model.
+before the update. If a gradient is not finite Megatron skips the update, and a dynamic scale shrinks; after some
+updates it grows again. The numbers are kept in a tensor, which moves, and is copied and checkpointed, like a buffer of
+the model.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ NAME = "unicron.loss_scale"
 """Name of the tensor, among those of parameters and buffers."""
 
 _SKIPPED, _REPLICAS, _SKIPS, _SCALE = range(4)
-"""Where each number is: whether the last update was skipped, the number of replicas, how many updates were skipped
+"""The place of each number: whether the last update was skipped, the number of replicas, how many updates were skipped
 since the training began; from ``_SCALE`` on come the numbers of each of Megatron's scalers."""
 
 _TRACKERS = ("_growth_tracker", "_hysteresis_tracker")
-"""Attributes of a scaler: since when it has not shrunk, and how often it may be found too large before it does."""
+"""Attributes of a scaler: for how many updates it has not shrunk, and how often it may be found too large before it
+shrinks."""
 
 
 class GradScaler:
@@ -34,9 +35,9 @@ class GradScaler:
         parts = getattr(optimizer, "chained_optimizers", None) or [optimizer]
         self._scalers = [one.grad_scaler for one in parts if getattr(one, "grad_scaler", None) is not None]
         self.applies = bool(self._scalers)
-        """Whether there is a scale."""
+        """Whether the optimizer has a scale."""
         self._kept = [0.0, 1.0, 0.0, *self._present()]
-        """The numbers behind the update that the state stands behind, which the host reads without the device."""
+        """The numbers behind the update behind which the state stands; the host reads them without the device."""
         self._first = list(self._kept)
         self.numbers = torch.tensor(self._kept, dtype=torch.float64, device=device.current() if self.applies else "cpu")
         """The same numbers as a tensor, to which others may be written: then ``load`` comes next."""
@@ -52,17 +53,17 @@ class GradScaler:
 
     @property
     def replicas(self) -> float:
-        """By what number losses are multiplied, and sums divided before they are added up; 1: there is no scale."""
+        """The factor by which losses are multiplied, and sums divided before they are added up; 1: no scale."""
         return self._kept[_REPLICAS]
 
     @property
     def skipped(self) -> bool:
-        """Whether the update that the state stands behind was skipped."""
+        """Whether the update behind which the state stands was skipped."""
         return bool(self._kept[_SKIPPED])
 
     @property
     def skips(self) -> int:
-        """How many of the updates that the state stands behind were skipped."""
+        """How many of the updates behind which the state stands were skipped."""
         return int(self._kept[_SKIPS])
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
@@ -71,7 +72,7 @@ class GradScaler:
         return scaled
 
     def keep(self, *, skipped: bool) -> None:
-        """Keep the numbers as they are behind an update. ``skipped``: whether it was."""
+        """Keep the numbers as they are behind an update. ``skipped``: whether the update was skipped."""
         self._set([float(skipped), self.replicas, float(self.skips + skipped), *self._present()])
 
     def take(self, skips: int) -> None:

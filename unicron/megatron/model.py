@@ -1,4 +1,4 @@
-"""What this library needs to know of a model: whether Megatron wraps it, and its sharded state dict.
+"""What this library needs to know about a model: whether Megatron wraps it, and its sharded state dict.
 
 A *sharded state dict* names every parameter and persistent buffer by a key that no layout changes, and locates this
 rank's part of it in the global tensor (``megatron.core.dist_checkpointing``). A plain ``torch.nn.Module`` has no such
@@ -32,8 +32,8 @@ def parameters(model: Any) -> Iterator[torch.nn.Parameter]:
 def gradient_of(parameter: torch.nn.Parameter) -> torch.Tensor:
     """Return the tensor that backward passes add a trained parameter's gradient to.
 
-    It is in Megatron's buffer (``main_grad``), or of a plain module ``.grad``, which this library has made
-    (``unicron.gradients.buffers``).
+    The tensor is in Megatron's buffer (``main_grad``) or, for a plain module, it is ``.grad``, which this library has
+    made (``unicron.gradients.buffers``).
     """
     found: torch.Tensor | None = getattr(parameter, "main_grad", None)
     if found is None:
@@ -72,7 +72,8 @@ def checkpoint_metadata() -> dict[str, Any]:
 def sharded_parameters(model: Any) -> Iterator[Any]:
     """Yield the shards of a rank's Megatron model as Megatron's ShardedTensors.
 
-    A parameter that consists of several has several, of one key: a gated MLP's first weight.
+    A parameter that consists of several parts, such as a gated MLP's first weight, has several ShardedTensors of one
+    key.
     """
     from megatron.core.dist_checkpointing.dict_utils import nested_values
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
@@ -93,10 +94,11 @@ class LocatedShard(NamedTuple):
     tensor: torch.Tensor
     """The local tensor that contains the shard: a parameter or a persistent buffer."""
     start: int
-    """Where the shard begins in the flattened local tensor. One parameter may contain several shards (a gated MLP)."""
+    """The place at which the shard begins in the flattened local tensor. One parameter may contain several shards (a
+    gated MLP)."""
     global_shape: tuple[int, ...]
     offset: tuple[int, ...]
-    """Where the shard begins in the global tensor."""
+    """The place at which the shard begins in the global tensor."""
     shape: tuple[int, ...]
 
 

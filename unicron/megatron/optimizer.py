@@ -1,4 +1,4 @@
-"""What this library needs to know of an optimizer: torch's optimizers inside Megatron's, and what they update."""
+"""What this library needs to know about an optimizer: torch's optimizers inside Megatron's, and what they update."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from unicron.megatron.model import model_chunks
 
 OF_PEERS = "unicron_of_peers"
-"""A key of parameter groups that are empty, and here since other ranks have them (``state.optimizer_groups``)."""
+"""A key of parameter groups that are empty, and are here since other ranks have them (``state.optimizer_groups``)."""
 
 
 def torch_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
@@ -69,9 +69,9 @@ def count_steps(optimizer: Any, steps: int) -> None:
 
 
 def group_counts(optimizer: Any) -> set[int]:
-    """Return the counts of updates that an optimizer keeps for all parameters of a group; empty: torch's own does not.
+    """Return the counts of updates that an optimizer keeps for all parameters of a group; empty for torch's own.
 
-    A group that has counted none yet has no count.
+    A group without an update has no count.
     """
     return {
         group.get("step", 0)
@@ -101,6 +101,6 @@ def reset_counts(optimizer: Any) -> None:
     """Forget the counts of steps, and renew the float32 copies of half-precision parameters from the parameters."""
     for one in torch_optimizers(optimizer):
         for group in one.param_groups:
-            group.pop("step", None)  # where fused optimizers count
+            group.pop("step", None)  # the place where fused optimizers count
     if hasattr(optimizer, "reload_model_params"):  # Megatron's
         optimizer.reload_model_params()

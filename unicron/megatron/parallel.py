@@ -43,7 +43,7 @@ def virtual_stages() -> int:
 
 
 class Place(NamedTuple):
-    """What a rank's model and optimizer are built for: the layout, and where in the layout the rank is."""
+    """The place for which a rank's model and optimizer are built: the layout, and the rank's place in it."""
 
     tensor: int
     pipeline: int
@@ -52,7 +52,7 @@ class Place(NamedTuple):
     chunks: int
     """Model chunks of each rank: 1, or more in an interleaved pipeline."""
     data: tuple[int, int] | None
-    """Data-parallel size and rank, where data-parallel ranks divide the optimizer's state."""
+    """Data-parallel size and rank, if data-parallel ranks divide the optimizer's state."""
 
     def has_shard_of(self, other: Place) -> bool:
         """Return whether both places compute with the same shard of the model."""

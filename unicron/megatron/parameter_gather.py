@@ -3,7 +3,8 @@
 Each data-parallel rank's optimizer updates one range of every bucket of parameters (see
 ``unicron.megatron.bucket_groups``). All gathers are launched as the step ends, on every rank and in one order, so that
 no rank waits for what another one does next; Megatron's hooks wait for a bucket group before a module uses it. Until
-all have ended only the rank's own ranges count: what a broken gather leaves in the others is worth nothing.
+all gathers have ended only the rank's own ranges count: what a broken gather leaves in the other ranges is worth
+nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ class ParameterGather:
         """Take the gather over from Megatron's DistributedDataParallel."""
         self._groups = bucket_groups(model)
         self.before: Callable[[int], None] = lambda number: None
-        """Called before a bucket group is waited for, with the number of those that have been: fault injection."""
+        """Called before a bucket group is waited for, with the number of groups waited for so far; used by fault
+        injection."""
         self.pending = False
-        """Whether this rank has updated its own ranges, and does not know to have all others."""
+        """Whether this rank has updated its own ranges, and does not know yet that it has all others."""
         self.waited_s = 0.0
         """For how long the passes have waited for gathers so far; waits of a device's stream do not count."""
         self._aborts = backend.current().aborts
@@ -41,7 +43,7 @@ class ParameterGather:
 
     @classmethod
     def of(cls, model: Any) -> ParameterGather | None:
-        """Return what gathers the parameters of a model; None: the optimizer's step does."""
+        """Return the object that gathers the parameters of a model; None: the optimizer's step gathers them."""
         return cls(model) if overlaps_gather(model) else None
 
     def updated(self, *_: Any) -> None:
@@ -49,7 +51,7 @@ class ParameterGather:
         self.pending = True
 
     def launch(self) -> None:
-        """Begin to gather, unless that is done.
+        """Begin to gather, unless that is done already.
 
         Raises:
             RuntimeError: a collective broke.
@@ -91,7 +93,7 @@ class ParameterGather:
         return self._works is not None and not any(self._works)
 
     def settle_once(self, has_ended: Callable[[], bool]) -> None:
-        """Note how to tell whether the gathers have ended well, once all are waited for; and that they have, if so.
+        """Note how to tell whether the gathers have ended well, once all are waited for; if they have, note that.
 
         Args:
             has_ended: whether what was issued up to now has ended well.

@@ -38,7 +38,7 @@ class _BackwardTimer:
 
 
 class _ChunksInBackward:
-    """Knows which model chunk the last backward pass was of.
+    """Knows to which model chunk the last backward pass belonged.
 
     Megatron's timers do not tell. The operation that has computed each chunk's output gets a hook, which is called as
     that chunk's backward pass begins.
@@ -83,7 +83,7 @@ def each_backward(model: Any, done: Callable[..., None]) -> Iterator[None]:
 
     Args:
         model: Megatron's DistributedDataParallel, or the list of model chunks of an interleaved pipeline.
-        done: called without arguments; of several chunks, with the number of the one that has computed.
+        done: called without arguments; if there are several chunks, with the number of the chunk that has computed.
     """
     config = config_of(model)
     several = len(model_chunks(model)) > 1
@@ -101,8 +101,8 @@ def fitting(micro_batches: int, pipeline: int, group: int) -> int:
     """Return the least number of micro-batches, at least ``micro_batches``, that the interleaved schedule takes.
 
     Args:
-        micro_batches: that are to be computed.
-        pipeline: stages.
+        micro_batches: the number that is to be computed.
+        pipeline: the number of stages.
         group: micro-batches that a rank computes with one chunk before it turns to the next
             (``microbatch_group_size_per_vp_stage``), at least ``pipeline``.
     """
@@ -114,11 +114,11 @@ def fitting(micro_batches: int, pipeline: int, group: int) -> int:
 
 
 def fill(model: Any, micro_batches: list[int]) -> list[int]:
-    """Return micro-batches as a schedule takes them: to those of an interleaved one the last is added, again and again.
+    """Return micro-batches as a schedule takes them: an interleaved one gets the last one repeatedly.
 
     Args:
         model: the rank's model.
-        micro_batches: that are to be computed.
+        micro_batches: those that are to be computed.
     """
     if len(model_chunks(model)) == 1:
         return micro_batches
@@ -146,7 +146,7 @@ class LossScale:
         Args:
             model: Megatron's DistributedDataParallel, a list of them, or any other module, of which nothing is
                 changed.
-            micro_batches: M, in one step, over all replicas, where a step does not say it.
+            micro_batches: M, the number in one step, over all replicas, if a step does not say it.
             scaler: the optimizer's loss scale, which is applied first.
         """
         self.micro_batches = micro_batches
@@ -164,7 +164,8 @@ class LossScale:
         """What these losses should be, by what was committed for the same micro-batches."""
         self._config: Any = config_of(model) if is_megatron(model) else None
         if self._config is not None and self._config.deallocate_pipeline_outputs and last_stage() > 0:
-            # A pipeline gives the memory of an output back before its backward pass, and what is left is any number.
+            # A pipeline gives the memory of an output back before its backward pass, so what is left there may be any
+            # number.
             self._begun = None
         self._per_token = self._config is not None and bool(self._config.calculate_per_token_loss)
         self.applies = self._config is not None and not self._per_token
@@ -175,20 +176,20 @@ class LossScale:
             # Two models may have the same configuration.
             self._own = own._own if isinstance(own, LossScale) else own
         if self._scaler is not None:
-            # Megatron-LM and scripts set the same, possibly of another optimizer.
+            # Megatron-LM and scripts set the same attribute, possibly of another optimizer.
             self._own = self._scaler.scale_loss
 
     def begin_call(self, micro_batches: int, *, filling: int = 0) -> None:
         """Scale the losses of the next call of a schedule.
 
         Args:
-            micro_batches: that the call computes.
+            micro_batches: the number that the call computes.
             filling: how many of them, the last ones, only fill the schedule.
         """
         self._factor = micro_batches / self.micro_batches if self.applies else 1.0
         self._computed, self._filling, self._scaled = micro_batches, filling, 0
         if self._config is not None:
-            # At each call: a model that was built later may have the same configuration.
+            # This is done at each call: a model that was built later may have the same configuration.
             self._config.grad_scale_func = self
 
     def __call__(self, loss: torch.Tensor) -> torch.Tensor:
@@ -244,7 +245,7 @@ class LossScale:
     def check(self) -> None:
         """Compare, once, what backward passes began with and what was committed for them; the passes are done.
 
-        Where a micro-batch was broken off the next step is the first one in which they can be compared.
+        If a micro-batch was broken off, they are compared in the next step.
 
         Raises:
             WrongLoop: they differ by more than a term that is not reported would explain.
@@ -263,8 +264,8 @@ class LossScale:
 
 
 TOLERATED = 2.0
-"""How far the loss that a backward pass begins with may be from the one that is committed: by terms that a loop does
-not report (a regularisation). A factor that is forgotten is the number of micro-batches or of tokens."""
+"""Greatest factor between the loss that a backward pass begins with and the committed one: terms that a loop does not
+report (a regularisation) make a small one. A forgotten factor is the number of micro-batches or of tokens."""
 
 _EXPLAINED = {
     (False, False): (

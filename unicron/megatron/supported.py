@@ -32,7 +32,8 @@ def check(
         counts_each_step: whether the loop says how many micro-batches each step has.
 
     Raises:
-        UnsupportedModel: they would not; the message names the setting and its allowed values.
+        UnsupportedModel: they would not train to the right result; the message names the setting and its allowed
+            values.
     """
     _check_chunks(model, chunks)
     for chunk in model_chunks(model):
@@ -63,7 +64,7 @@ def _check_optimizer(optimizer: Any) -> None:
     """Refuse an optimizer of which this library cannot tell which rank has what.
 
     Raises:
-        UnsupportedModel: it is one.
+        UnsupportedModel: it is such an optimizer.
     """
     if not torch_optimizers(optimizer):
         raise UnsupportedModel(f"optimizer: {type(optimizer).__name__} contains no torch optimizer")
@@ -103,7 +104,7 @@ def _check_interleaved(config: Any, chunks: int) -> None:
         chunks: model chunks of each rank.
 
     Raises:
-        UnsupportedModel: it would.
+        UnsupportedModel: the configuration would train wrongly.
     """
     if config.virtual_pipeline_model_parallel_size != chunks:
         raise UnsupportedModel(
@@ -151,7 +152,7 @@ def _check_distribution(model: torch.nn.Module) -> None:
     """Refuse modules and parameters that torch itself distributes over ranks.
 
     Raises:
-        UnsupportedModel: there is one.
+        UnsupportedModel: there is such a module or parameter.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.tensor import DTensor
@@ -180,7 +181,7 @@ class _Setting(NamedTuple):
 
     name: str
     allowed: tuple[Any, ...]
-    """The first of them is Megatron's default."""
+    """The values that a task may have; the first is Megatron's default."""
     reason: str
 
     def problem(self, owner: str, settings: Any) -> str:
@@ -197,8 +198,8 @@ _DIVIDING_OPTIMIZERS = {
     "ZeroRedundancyOptimizer": "gives each rank whole parameters, whose state nobody else has after a fault",
     "PostLocalSGDOptimizer": "averages the parameters of ranks, whose gradients step.reduce() has made equal",
 }
-"""Class of an optimizer -> what it does. By name: Megatron's layer-wise one is not in every version, and to import
-torch's takes seconds."""
+"""Class of an optimizer -> what it does. The keys are names: Megatron's layer-wise optimizer is not in every version,
+and importing torch's takes seconds."""
 
 _REDUCES = "step.reduce() reduces the gradients"
 _GRAPH = "a captured graph goes on using the buffers and process groups of the generation that captured it"

@@ -26,7 +26,7 @@ class Exits:
 
         Args:
             args: Megatron-LM's arguments.
-            steps: of the whole training.
+            steps: the number of steps of the whole training.
         """
         self._args, self._steps = args, steps
         self._interval, self._after_s = args.exit_interval, 60.0 * (args.exit_duration_in_mins or 0)
@@ -50,7 +50,7 @@ class Exits:
         """Have ``train()`` exit behind a step or not.
 
         Args:
-            number: of the step.
+            number: the step's.
             last_step: the step behind which the training ends, as the ranks have agreed.
             stops: whether the ranks stop behind the step, as they have agreed.
         """
@@ -72,7 +72,7 @@ class Exits:
         """End the process as ``train()`` would have, if it has exited.
 
         Raises:
-            SystemExit: it has.
+            SystemExit: ``train()`` has exited.
         """
         if self._end is not None:
             raise self._end

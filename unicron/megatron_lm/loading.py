@@ -17,7 +17,7 @@ from unicron.megatron.optimizer import group_counts, torch_optimizers
 
 
 class Begun:
-    """Where a task has begun, a part of its state: what a run of Megatron-LM had done up to the checkpoint it loads."""
+    """The beginning of a task, as a part of its state: what Megatron-LM had done up to the checkpoint it loads."""
 
     def __init__(self) -> None:
         """Begin with nothing done."""
@@ -26,7 +26,7 @@ class Begun:
         """Floating-point operations."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the numbers."""
+        """Return the numbers as a state dict."""
         return dict(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -35,7 +35,7 @@ class Begun:
 
 
 class Loading:
-    """What the arguments name, as ``attach(origin=...)`` takes it."""
+    """The state that the arguments name, as ``attach(origin=...)`` takes it."""
 
     def __init__(self, checkpointing: Any, open_file: Callable[..., Any], args: Any, steps: int) -> None:
         """Read nothing yet.
@@ -43,8 +43,8 @@ class Loading:
         Args:
             checkpointing: Megatron-LM's module of that name.
             open_file: Megatron-LM's function by which it opens the tracker; releases have it in different places.
-            args: its arguments.
-            steps: of the whole training.
+            args: Megatron-LM's arguments.
+            steps: the number of steps of the whole training.
         """
         self._checkpointing, self._open_file, self._args, self._steps = checkpointing, open_file, args, steps
 
@@ -58,7 +58,7 @@ class Loading:
     def step(self) -> int:
         """Return the iteration of the checkpoint: 0 for parameters alone; -1: there is none.
 
-        Stock looks for it in this order: where the folder of ``--load`` has no tracker, ``--pretrained-checkpoint``
+        Stock looks for it in this order: if the folder of ``--load`` has no tracker, ``--pretrained-checkpoint``
         counts, whatever ``--ckpt-step`` says, and gives parameters alone.
 
         Raises:
@@ -81,10 +81,11 @@ class Loading:
         return int(args.ckpt_step or text)
 
     def load(self, model: Any, optimizer: Any, objects: Mapping[str, Any]) -> int:
-        """Load it; return its iteration.
+        """Load the checkpoint; return its iteration.
 
         Raises:
-            InvalidSpec: Megatron-LM refuses it for this model, optimizer or layout, or nothing is left to train.
+            InvalidSpec: Megatron-LM refuses the checkpoint for this model, optimizer or layout, or nothing is left to
+                train.
             RuntimeError: a peer was lost.
         """
         args = self._args
