@@ -33,7 +33,7 @@ def agreed(value: int, wait: Wait) -> int:
 
 
 class Result:
-    """Writes the result, as often as it takes."""
+    """A writer of the result, which tries as often as it takes."""
 
     def __init__(self) -> None:
         """Begin: nothing is written."""
@@ -51,18 +51,18 @@ class Result:
 
         Args:
             configure: the generation; the result lies in its directory.
-            state: after the last update.
-            loss: of the last update; None: unknown to this rank.
+            state: the state after the last update.
+            loss: the loss of the last update; None: unknown to this rank.
             wait: waits for a collective.
             progress: called once in a while.
 
         Returns:
             What this rank reports to its agent; and why the result could not be written, the same on all ranks, empty
-            if it is.
+            if it was written.
 
         Raises:
             RuntimeError: a peer was lost meanwhile.
-            Exception: a rank cannot write it for a reason that no storage has.
+            Exception: a rank cannot write it for a reason that has nothing to do with storage.
         """
         folder = Path(configure.directory) / "result"
         is_first = configure.rank == 0

@@ -60,14 +60,16 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
     task = spec.load(spec_path)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     cache = Path(environment.text(environment.DATA_DIRECTORY) or data_directory or spec_path.resolve().parent / "data")
-    # Before this process attaches to the agent: a process that waits to join has nothing slow left to do.
+    # This is done before this process attaches to the agent, so that a process that waits to join has nothing slow left
+    # to do.
     samples = Samples(task, cache, recorded=reader.order_samples(resume) if resume else 0)
     standalone = standalone_generation(directory, tensor=task.tensor, pipeline=task.pipeline, resume=resume)
     link = agent_link.from_environment(standalone)
 
     def build(tensor: int, pipeline: int) -> tuple[Any, Any]:
         built, optimizer = model.build(task, tensor, pipeline)
-        # An attribute of the model: the model built last is not the one in use if its state could not be received.
+        # This is an attribute of the model: the model built last is not the one in use if its state could not be
+        # received.
         model_chunks(built)[0].reseeds = Dropout(task, built)
         return built, optimizer
 
@@ -99,7 +101,7 @@ def train(spec_path: Path, *, directory: str = "", resume: str = "", data_direct
     for step in run.steps():
         with step:
             if run.generation.pipeline > 1:
-                # All micro-batches in one schedule: otherwise a pipeline's stages are idle most of the time.
+                # All micro-batches are in one schedule: otherwise a pipeline's stages are idle most of the time.
                 ks = step.all_micro_batches()
                 if ks:
                     compute(step, ks)
@@ -175,7 +177,8 @@ def foreign_core(script: str, module: str = "") -> str:
 
 
 _BEGIN_ANEW = "import sys; sys.path.append(sys.argv.pop()); from unicron import train; train.go_on()"
-"""What the fresh interpreter runs. The task's search path may be without this library, which comes behind all else."""
+"""The program that the fresh interpreter runs. The task's search path may be without this library, which comes behind
+all else."""
 
 
 def begin_anew(folder: str, stacks: int) -> NoReturn:

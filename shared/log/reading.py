@@ -63,7 +63,11 @@ def _cells(driver: sqlite3.Connection) -> Iterator[Any]:
 
 
 def page(database: Database, after: int, limit: int, types: Sequence[str]) -> list[StoredRow]:
-    """Return the rows after a position, in order, at most ``limit``; only those of some types, if any are named."""
+    """Return the rows after a position, in order, at most ``limit``; only those of some types, if any are named.
+
+    Raises:
+        DBAPIError, sqlite3.Error: as ``every_row``.
+    """
     if database.sqlite:
         with closing(database.engine.raw_connection()) as raw:
             cursor = raw.cursor()

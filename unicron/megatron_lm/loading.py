@@ -119,10 +119,10 @@ class Loading:
 def _check_counts(optimizer: Any, iteration: int) -> None:
     """Check that an optimizer that counts updates for a whole group has counted those of all iterations.
 
-    With a loss scale some were skipped; the library keeps their number with the scale.
+    With a loss scale some updates were skipped; the library keeps their number with the scale.
 
     Raises:
-        InvalidSpec: it has not; a new process would go on with the number of iterations.
+        InvalidSpec: the optimizer has not; a new process would go on with the number of iterations.
     """
     counts = group_counts(optimizer)
     skips = len(counts) == 1 and GradScaler(optimizer).applies

@@ -47,7 +47,7 @@ split over ranks: each generation may have another layout."""
 
 
 class _EnterAnew(Exception):
-    """``train()`` has to be left and entered with another model or iteration."""
+    """``train()`` has to be left and entered again with another model or iteration."""
 
 
 class Pretraining:
@@ -93,9 +93,9 @@ class Pretraining:
         self._dropout: Dropout | None = None
         self._datasets: tuple[Any, Any, Any] | None = None
         self._context: dict[str, Any] = {}
-        """What Megatron-LM keeps from one checkpoint to the next: who writes what, among the ranks of a generation."""
+        """State that Megatron-LM keeps from one checkpoint to the next: which rank of a generation writes what."""
         self._context_of: Generation | None = None
-        """The generation of that."""
+        """The generation to which that state belongs."""
         self._repeated = False
         """Whether the section behind the present step comes again."""
         self._saved: tuple[Generation, int] | None = None
@@ -205,7 +205,7 @@ class Pretraining:
                 tracker.put_aside(Path(self._folder_of(iteration)))
             if dist.is_initialized():
                 dist.barrier()
-            # The scheduler of train() is not the task's where the state was put back, or came from another rank.
+            # The scheduler of train() is not the task's if the state was put back, or came from another rank.
             scheduler = self._run.state["scheduler"].made
             result = function(iteration, model, optimizer, scheduler, *args, **kwargs)
             self._saved = generation, iteration
@@ -222,7 +222,7 @@ class Pretraining:
         return bool(found[0])
 
     def _forward_backward(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what returns the schedule; for evaluations, one that computes this replica's micro-batches."""
+        """Return a function that returns the schedule; for evaluations, one for this replica's micro-batches."""
 
         @functools.wraps(function)
         def get_forward_backward_func(*args: Any, **kwargs: Any) -> Any:
@@ -273,7 +273,7 @@ class Pretraining:
         return model if len(model) > 1 else model[0], optimizer
 
     def _configuration(self) -> Any:
-        """Return what core 0.19 builds a model from, in the present layout; None: this release has none."""
+        """Return the object from which core 0.19 builds a model, in the present layout; None: this release has none."""
         found = copy.deepcopy(getattr(self._call, "cfg_container", None))
         if model := getattr(found, "model", None):
             for name in (*_LAYOUT, "sequence_parallel"):
@@ -292,7 +292,7 @@ class Pretraining:
         return self._datasets
 
     def _chunk(self) -> dict[str, int]:
-        """Return the chunk for which datasets are asked: of an interleaved pipeline, one that reads samples."""
+        """Return the chunk for which datasets are asked: in an interleaved pipeline, a chunk that reads samples."""
         from megatron.core import parallel_state
 
         chunks = len(model_chunks(self._run.model))
@@ -393,8 +393,8 @@ class Pretraining:
         """Refuse to begin anew where Megatron-LM would not.
 
         Raises:
-            InvalidSpec: there is no checkpoint in what ``--pretrained-checkpoint`` names, nor in that of ``--load``; or
-                in the latter, and ``--exit-on-missing-checkpoint`` is given.
+            InvalidSpec: neither the folder of ``--pretrained-checkpoint`` nor that of ``--load`` has a checkpoint; or
+                that of ``--load`` has none and ``--exit-on-missing-checkpoint`` is given.
         """
         load, args = self._loading, self._args
         if load is None or step.number > 1 or load.step() >= 0:
@@ -404,7 +404,7 @@ class Pretraining:
 
     @property
     def _begun(self) -> Begun:
-        """Where the task has begun."""
+        """The state with which the task has begun."""
         found: Begun = self._run.state["begun"]
         return found
 
@@ -425,7 +425,7 @@ class Pretraining:
         return int(begun.valid_samples + evaluations * args.eval_iters * self._plan.global_batch)
 
     def _dropout_of(self, model: Any) -> Dropout | None:
-        """Return what reseeds a model's dropout, if it has any: its numbers then differ from stock's."""
+        """Return the object that reseeds a model's dropout, if it has any: its numbers then differ from stock's."""
         args = self._args
         rate = max(args.attention_dropout, args.hidden_dropout)
         if not rate:
@@ -438,12 +438,13 @@ class Pretraining:
         return found
 
     def _state(self) -> dict[str, Any]:
-        """Return what belongs to the task's state beside model and optimizer, as ``attach`` takes it."""
+        """Return the objects of the task's state beside model and optimizer, as ``attach`` takes them."""
         args, training = self._args, self._training
 
         def scheduler(model: Any, optimizer: Any) -> SchedulerState:
             if args.train_samples:
-                # Megatron-LM sets it here, and another time would take the training for one that iterations measure.
+                # Megatron-LM sets the size here; at another time it would take the training for one measured by
+                # iterations.
                 args.train_iters = None
             made = SchedulerState(training.get_optimizer_param_scheduler(optimizer))
             training.update_num_microbatches(args.consumed_train_samples, consistency_check=False)
@@ -508,8 +509,7 @@ class Pretraining:
     def _leave_section(self) -> None:
         """End the section behind the last step, if there is one; leave ``train()`` if it has to come again.
 
-        Raises:
-            _EnterAnew: it has.
+        Raises: _EnterAnew: it has to come again.
         """
         section, self._section = self._section, None
         if section is not None and section.__exit__(None, None, None):
@@ -560,7 +560,8 @@ class Pretraining:
     def _evaluate(self, schedule: Any, call: dict[str, Any]) -> Any:
         """Compute this replica's micro-batches of one iteration of an evaluation.
 
-        All replicas compute equally many, in a number that the schedule takes; what only fills it counts nothing.
+        All replicas compute equally many, in a number that the schedule takes; micro-batches that only fill it count
+        nothing.
         """
         data, count = call["data_iterator"], call["num_microbatches"]
         group = data_group()

@@ -11,11 +11,11 @@ from unicron.megatron.parallel import data_group
 from unicron.training.step import Step
 
 DEFAULT = ("lm loss",)
-"""What is reported where no micro-batch was ever computed here."""
+"""The report of a process in which no micro-batch was ever computed."""
 
 
 class Reports:
-    """The reports of one rank, micro-batch by micro-batch of a step."""
+    """The reports of one rank, for each micro-batch of a step."""
 
     def __init__(self) -> None:
         """Begin."""
@@ -34,8 +34,8 @@ class Reports:
     def of_step(self, step: Step, micro_batches: int) -> dict[str, torch.Tensor]:
         """Return what ``train()`` is to log of a step of some micro-batches, on the last stage; all ranks call it.
 
-        As Megatron-LM does: sums and tokens are added up on each rank, and then over the replicas. Where not every
-        micro-batch was computed once by a rank that is still here, the step's mean loss takes the place of all.
+        As in Megatron-LM, sums and tokens are added up on each rank, and then over the replicas. If some micro-batch
+        was not computed once by a rank that is still here, the step's mean loss takes the place of all reports.
 
         Raises:
             RuntimeError: a peer was lost.

@@ -25,9 +25,9 @@ def sample_ids(consumed: int, micro_batch: int, size: int) -> list[int]:
     """Return the samples of a micro-batch.
 
     Args:
-        consumed: samples of all steps before.
+        consumed: the number of samples of all steps before.
         micro_batch: its number in the step.
-        size: samples in each.
+        size: the number of samples in each.
     """
     first = consumed + micro_batch * size
     return list(range(first, first + size))
@@ -61,11 +61,11 @@ class BatchSizes:
 
     @property
     def divisor(self) -> int:
-        """What divides every batch."""
+        """The number that divides every batch."""
         return math.gcd(self._full, self._first, self._increment)
 
     def batch(self, consumed: int) -> int:
-        """Return the samples of the batch behind so many."""
+        """Return the number of samples of the batch that comes after so many samples."""
         if consumed > self._during:
             return self._full
         each = self._during / ((self._full - self._first) // self._increment)
@@ -81,7 +81,7 @@ class BatchSizes:
         return self._sums[known] + (steps - known) * self._full
 
     def steps(self, samples: int) -> int:
-        """Return the steps of a training of so many samples; what is less than a batch at its end is left."""
+        """Return the steps of a training of so many samples; an incomplete batch at its end is left out."""
         if self._during < 0:
             return samples // self._full
         steps = consumed = 0
@@ -99,13 +99,13 @@ def most_replicas(micro_batches: int, replicas: int) -> int:
 
 
 class FrozenReplicas:
-    """How many replicas the order of ``cyclic`` is dealt to: a part of the task's state, which stays as it began."""
+    """The number of replicas to which the order of ``cyclic`` is dealt: a lasting part of the task's state."""
 
     def __init__(self, count: int) -> None:
         self.count = count
 
     def state_dict(self) -> dict[str, int]:
-        """Return the number."""
+        """Return the number as a state dict."""
         return {"replicas": self.count}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -120,9 +120,9 @@ class CyclicOrder:
         """Prepare the order.
 
         Args:
-            total: samples of the dataset.
-            size: samples of a micro-batch.
-            replicas: to which they are dealt.
+            total: the number of samples of the dataset.
+            size: the number of samples of a micro-batch.
+            replicas: the number of replicas to which they are dealt.
         """
         self._size, self._replicas = size, replicas
         self._rows = total // (size * replicas)
@@ -142,7 +142,7 @@ class CyclicOrder:
 
 
 class Samples:
-    """Stands for Megatron-LM's iterator of one model chunk; ``forward_step`` of the script takes batches from it."""
+    """A stand-in for Megatron-LM's iterator of one model chunk, from which the script takes batches."""
 
     def __init__(self, dataset: Any, cyclic: CyclicOrder | None = None, *, is_test: bool = False) -> None:
         """Prepare to read a dataset.

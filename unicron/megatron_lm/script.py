@@ -18,7 +18,7 @@ def run_script(target: str, arguments: Sequence[str] = (), *, is_module: bool = 
 
     Args:
         target: the script's path; or the module, which is run as ``python -m`` does.
-        arguments: of the script.
+        arguments: the script's.
         is_module: whether ``target`` is a module.
 
     Raises:
@@ -43,7 +43,7 @@ def replace_pretrain() -> None:
     Raises:
         SeamDiffers: Megatron-LM's training module is not as the adapter needs it; nothing is replaced.
     """
-    # Before Megatron-LM is imported, whose modules read it.
+    # This is done before Megatron-LM is imported, whose modules read it.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     from unicron.megatron import cpu
 
@@ -71,7 +71,7 @@ def _replacement(pretrain: Callable[..., None]) -> Callable[..., None]:
 
     arguments.parse_args = settings.checking(arguments.parse_args)
     write_tensorboard = global_vars._set_tensorboard_writer
-    global_vars._set_tensorboard_writer = lambda args: None  # called before there are ranks
+    global_vars._set_tensorboard_writer = lambda args: None  # this is called before there are ranks
     signature = inspect.signature(pretrain)
 
     @functools.wraps(pretrain)

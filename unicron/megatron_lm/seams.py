@@ -32,17 +32,17 @@ class Seam:
     module: str
     way: Literal["replaced", "wrapped", "called", "read"]
     parameters: tuple[str, ...]
-    """The parameters. Of a replaced one: all, in order. Of a wrapped one: those that are read. Of a called one: those
-    of the call."""
+    """The parameters: all of a replaced function, in order; those that are read of a wrapped one; those of the call of
+    a called one."""
     purpose: str
     some: tuple[str, ...] = ()
-    """Parameters of some releases. Of a replaced one: what may be behind the others. Of a called one: what it is called
-    with where it has them (``call``)."""
+    """Parameters that only some releases have: those that may follow the others of a replaced function; those with
+    which a called one is called if it has them (``call``)."""
     renamed: str = ""
     """The name in later releases, if it is another one."""
 
     def place(self) -> tuple[Any, str]:
-        """Return the module or class that has it, and the name of the attribute.
+        """Return the module or class that has the seam, and the name of the attribute.
 
         Raises:
             ImportError, AttributeError: there is no such one.
@@ -55,7 +55,7 @@ class Seam:
         return owner, last
 
     def problem(self) -> str:
-        """Return how the installed Megatron-LM differs from what the adapter needs; empty: it does not."""
+        """Return how the installed Megatron-LM differs from what the adapter needs; empty: it does not differ."""
         try:
             found = getattr(*self.place())
         except (ImportError, AttributeError) as err:
@@ -81,7 +81,7 @@ def parameters_of(found: Any) -> tuple[str, ...]:
 def call(function: Any, **values: Any) -> Any:
     """Call one of Megatron-LM's functions with those of some values that it has parameters for.
 
-    The table says which these may be: a start has checked that a function has those that it needs.
+    The table says which parameters these may be: a start has checked that a function has those that it needs.
     """
     has = parameters_of(function)
     return function(**{name: value for name, value in values.items() if name in has})

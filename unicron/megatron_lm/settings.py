@@ -70,7 +70,8 @@ REFUSED = (
     Refused("logits_save_dir", (None,), "its writer has a position"),
     Refused("yaml_cfg", (None,), "its settings are in a file", "write the settings as arguments"),
 )
-"""What is refused. ``shared.launch.settings`` says it of a command before anything starts; a test compares both."""
+"""The refused arguments. ``shared.launch.settings`` judges a command by them before anything starts; a test compares
+both."""
 
 _LATE = "gradients of weights would come after the backward pass, when the micro-batch is already committed"
 _GRAPH = "a captured graph goes on using the process groups of the generation that captured it"
@@ -109,11 +110,11 @@ OFF = (
     ("log_straggler", False, "the detector finds slow ranks"),
     ("gpu_sniff_test_interval", None, "it waits for all ranks at once, and a new one comes in the midst of a training"),
 )
-"""Attribute, the value that it gets, and why; one that a user has set is told."""
+"""Attribute, the value that it gets, and why; the user is told if they have set another value."""
 
 
 class Plan(NamedTuple):
-    """What the library is told of a training."""
+    """What the library is told about a training."""
 
     steps: int
     micro_batches: int
@@ -211,7 +212,7 @@ def plan(args: Any) -> Plan:
 
 
 def checking(parse_args: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Megatron-LM's parser, whose arguments are checked, and are those of one replica of any rank.
+    """Return Megatron-LM's parser, whose arguments are checked, and hold for one replica, on any rank.
 
     It raises ``InvalidSpec`` where an argument is refused.
     """

@@ -1,4 +1,4 @@
-"""What stands in for small parts of Megatron-LM's while its ``train()`` runs on the library's steps."""
+"""Stand-ins for small parts of Megatron-LM while its ``train()`` runs on the library's steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OneReplica:
         return getattr(self._state, name)
 
     def get_data_parallel_world_size(self, *args: Any, **kwargs: Any) -> int:
-        """Return 1."""
+        """Return 1, for any number of replicas."""
         return 1
 
 
@@ -32,11 +32,11 @@ class SchedulerState:
         self.made = made
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scheduler's."""
+        """Return the scheduler's state dict."""
         return dict(self.made.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the scheduler's."""
+        """Load the scheduler's state dict."""
         self.made.load_state_dict(state)
 
 

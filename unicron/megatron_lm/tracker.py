@@ -55,7 +55,7 @@ def sync(folder: Path) -> None:
         raise DamagedCheckpoint(f"{folder}: there is no checkpoint")
     metadata = folder / "metadata.json"
     if metadata.exists():  # Megatron-core's distributed formats
-        # Until core 0.18, what is not divided among ranks has a file of its own, which the metadata names.
+        # Until core 0.18, state that is not divided among ranks has a file of its own, which the metadata names.
         common = ("common.pt",) if b"common_backend" in metadata.read_bytes() else ()
         for name in (".metadata", "metadata.json", *common):
             if not (folder / name).is_file() or not (folder / name).stat().st_size:
@@ -76,7 +76,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def names(path: Path, iteration: int) -> bool:
-    """Return whether a tracker names the checkpoint of an iteration as the newest, which was complete then."""
+    """Return whether a tracker names the checkpoint of an iteration as the newest; if so, it was complete then."""
     return path.is_file() and path.read_text().strip() == str(iteration)
 
 
@@ -95,7 +95,7 @@ def _sync(path: Path) -> None:
 
 
 def opening(open_file: Callable[..., Any], is_tracker: Callable[[str], bool], folder_of: Callable[[int], str]) -> Any:
-    """Return what takes the place of Megatron-LM's ``open_file``: a tracker that is opened for writing is moved.
+    """Return the function that replaces Megatron-LM's ``open_file``: a tracker that is opened for writing is moved.
 
     Args:
         open_file: Megatron-LM's.

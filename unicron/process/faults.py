@@ -64,7 +64,8 @@ BEGIN, REDUCTION = "0", "reduce"
 """The fault points of requests: before the first micro-batch of a step, and before its reduction."""
 
 CHUNK_BYTES = 64 << 20
-"""What an injected ``oom`` allocates at once: a control group's limit is reached within some dozens of these."""
+"""Bytes that an injected ``oom`` allocates at once: a control group's limit is reached within some dozens of such
+steps."""
 
 FIRST_TO_GO = "1000"
 """``oom_score_adj`` of the process that the kernel is to end before all others (proc(5))."""
@@ -85,10 +86,10 @@ KINDS: dict[str, Callable[[], object]] = {
     "hang": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "sleep": lambda: time.sleep(FOREVER_S),
     "deadlock": _deadlock,
-    # This is one call of a C function, which looks at no signal and lets no other thread run, for days.
+    # The call is one of a C function, which looks at no signal and lets no other thread run, for days.
     "spin": lambda: sum(range(10**14)),
 }
-"""What each kind does that raises nothing."""
+"""The action of each kind that raises nothing."""
 
 HANGS = {"": "hang", "stop": "hang", "sleep": "sleep", "deadlock": "deadlock", "spin": "spin", "collective": "sleep"}
 """Argument of an injected ``hang`` -> one of ``KINDS``."""
@@ -97,7 +98,7 @@ INJECTED = ("kill", "exception", "hang", "slow", "nan", "spike", "oom")
 """Kinds that an ``Inject`` may have."""
 
 RAISED: dict[str, type[Exception]] = {"exception": InjectedFault, "communication": CommunicationFailed}
-"""What the other kinds raise."""
+"""The exceptions that the other kinds raise."""
 
 
 @dataclass(slots=True)
@@ -161,7 +162,7 @@ class ScheduledFault:
         """Return whether the fault is for the process that begins its life as ``rank``.
 
         Args:
-            rank: in the process's first generation.
+            rank: the rank in the process's first generation.
             replaces: whether the process replaces one that failed.
         """
         return self.rank in (None, rank) and (self.always or not replaces)
@@ -233,7 +234,7 @@ class FaultInjector:
         """Ids of the requests that have come."""
         self._slowness = Slowness()
         self._spike: tuple[int, float] | None = None
-        """The step whose losses are multiplied, and by what."""
+        """The step whose losses are multiplied, and the factor."""
         self._step = 0
         """The newest step that has begun."""
         self._signalled = False
@@ -247,7 +248,7 @@ class FaultInjector:
         """Keep the scheduled faults that are this process's.
 
         Args:
-            rank: in the process's first generation.
+            rank: the rank in the process's first generation.
             replaces: whether the process replaces one that failed.
         """
         self._scheduled = [fault for fault in self._scheduled if fault.belongs_to(rank, replaces=replaces)]
@@ -269,7 +270,7 @@ class FaultInjector:
         announce(fault.request.id, f"{fault.text} at step {step}")
 
     def _reach_requested(self, step: int, at: str) -> None:
-        """Let requested faults happen that end or stop the process, and take in those that change what follows."""
+        """Let requested faults happen that end or stop the process, and take in those that change later steps."""
         if at not in (BEGIN, REDUCTION):
             return
         for fault in [fault for fault in self._requested if fault.is_due(step)]:
@@ -362,14 +363,14 @@ class FaultInjector:
 
 
 def put_non_finite(chunks: Sequence[Any], name: str) -> bool:
-    """Make one element of a parameter's gradient NaN in the next backward pass; return whether there is such a one.
+    """Make one element of a parameter's gradient NaN in the next backward pass; return whether there is one.
 
     The hook of the parameter sees the gradient before it is added to the sums, as a kernel that overflows would leave
-    it. Parameters stay as they are: what is not finite ends the step before its update.
+    it. Parameters stay as they are: a gradient that is not finite ends the step before its update.
 
     Args:
         chunks: the modules of the rank's model.
-        name: of the parameter, as ``named_parameters`` has it, or its end; empty: the first one.
+        name: the parameter's, as ``named_parameters`` has it, or its end; empty: the first one.
     """
     named = [(n, p) for chunk in chunks for n, p in chunk.named_parameters() if p.requires_grad]
     found = next((p for n, p in named if not name or n == name or n.endswith(f".{name}")), None)
@@ -388,17 +389,17 @@ def put_non_finite(chunks: Sequence[Any], name: str) -> bool:
 
 
 def use_up_memory(limit_bytes: int) -> None:
-    """Allocate until the kernel ends this process for memory: first of all those in its control group.
+    """Allocate memory until the kernel ends this process for it, before all others in its control group.
 
     Args:
-        limit_bytes: of the control group; no more than that is allocated.
+        limit_bytes: the control group's limit; no more than that is allocated.
 
     Raises:
-        MemoryError: the kernel has not, and lets nothing more be allocated.
+        MemoryError: the kernel has not ended the process, and lets nothing more be allocated.
         OSError: the kernel does not let this process be the first to go; nothing was allocated.
     """
     Path("/proc/self/oom_score_adj").write_text(FIRST_TO_GO)
-    # Written, not only asked for: the kernel counts pages when they are touched.
+    # Memory is written, not only asked for: the kernel counts pages when they are touched.
     taken = [b"\x01" * CHUNK_BYTES for _ in range(limit_bytes // CHUNK_BYTES + 1)]
     raise MemoryError(f"{len(taken)} x {CHUNK_BYTES} bytes were allocated, and the kernel ended nothing")
 
@@ -406,8 +407,8 @@ def use_up_memory(limit_bytes: int) -> None:
 class Slowness:
     """A rank that takes ``factor`` times as long for its passes.
 
-    It sleeps after each micro-batch, before that counts as done: as a device that is slower keeps its process waiting.
-    So the machine's other processes do not get slower with it.
+    It sleeps after each micro-batch, before that counts as done, just as a slower device keeps its process waiting. So
+    the machine's other processes do not get slower with it.
     """
 
     def __init__(self) -> None:
@@ -419,7 +420,7 @@ class Slowness:
         self._began_s = time.monotonic() if self.factor > 1.0 else None
 
     def end(self) -> None:
-        """Sleep for what the passes were too fast; several micro-batches may end between two calls of ``begin``."""
+        """Sleep for what the passes were too fast by; several micro-batches may end between two calls of ``begin``."""
         if self._began_s is None:
             return
         time.sleep((self.factor - 1.0) * (time.monotonic() - self._began_s))

@@ -20,7 +20,7 @@ class LenientOutput(io.RawIOBase):
     """A file to write to, whose writes succeed without room too.
 
     Args:
-        descriptor: of the file; it stays open.
+        descriptor: the file's, which stays open.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -55,7 +55,7 @@ class LenientOutput(io.RawIOBase):
             return len(data)
 
     def _note_dropped(self) -> None:
-        """Say how much was dropped; it stays to be said while there is no room for that either."""
+        """Say how much was dropped; if there is no room for that either, it is said later."""
         if self._dropped_bytes:
             os.write(
                 self._descriptor, f"\nunicron: {self._dropped_bytes} bytes of output are left out: no room\n".encode()

@@ -1,8 +1,8 @@
 """The threads of a process that imports what its forked children need.
 
 A fork copies the thread that asks for it, and the locks that other threads have taken: a child waits for ever for what
-no thread of its own will release. So the fork server has one thread. Imports start others: here is what keeps those
-that are known from it (``QUIET``), and what names the others and the modules that have started them (``ThreadWatch``).
+no thread of its own will release. So the fork server has one thread. Imports start other threads: ``QUIET`` keeps the
+known ones from starting, and ``ThreadWatch`` names the others and the modules that have started them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LOADERS = (SourceFileLoader, SourcelessFileLoader, ExtensionFileLoader)
 
 
 def keep_quiet(variables: MutableMapping[str, str]) -> None:
-    """Set, in an environment, what keeps libraries from starting threads; before they are imported."""
+    """Set, in an environment, the variables that keep libraries from starting threads; before they are imported."""
     variables.update(QUIET)
     # OpenMP's threads begin with the first loop that has them, not with an import: more are the user's business.
     variables.setdefault("OMP_NUM_THREADS", "1")
@@ -54,21 +54,21 @@ class StartedThread(NamedTuple):
     """A thread beside the main one.
 
     ``name``: Python's, or else that of the kernel, which a native thread has from its process unless it gave itself
-    another one. ``module``: whose import started it; empty: not known.
+    another one. ``module``: the module whose import started it; empty: not known.
     """
 
     name: str
     module: str
 
     def __str__(self) -> str:
-        """Return what is known of it, in words."""
+        """Return what is known of the thread, in words."""
         return f"{self.name!r}, started by the import of {self.module}" if self.module else repr(self.name)
 
 
 class ThreadWatch(MetaPathFinder):
     """Notes which module's import starts which threads, from ``with`` on until its end.
 
-    A thread is charged to the innermost module that was being imported. What ``import`` finds is as without the watch.
+    A thread is charged to the innermost module that was being imported. ``import`` finds the same as without the watch.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class ThreadWatch(MetaPathFinder):
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Find a module as the other finders do, and have its import watched."""
-        self._note()  # what the importing module has started until here
+        self._note()  # the importing module has started these threads until here
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find(name, path, target) if find is not None else None
@@ -128,7 +128,7 @@ class ThreadWatch(MetaPathFinder):
 
     @contextlib.contextmanager
     def _during(self, module: str) -> Iterator[None]:
-        """Charge the threads that start meanwhile to a module, other than those of modules that it imports."""
+        """Charge the threads that start meanwhile to a module, except those of modules that it imports."""
         self._importing.append(module)
         try:
             yield

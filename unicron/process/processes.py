@@ -1,4 +1,4 @@
-"""What the fork server asks of the kernel for itself and its children."""
+"""Requests of the fork server to the kernel, for itself and its children."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def become(uid: int) -> None:
 
     No program that it starts gets back any right (``no_new_privs``). A process that changes its user loses its
     parent-death signal, so ``end_with_parent`` comes afterwards; and the kernel makes it undumpable, as if it kept
-    secrets of root. The fork server has none, and NCCL exchanges descriptors between the processes of one user, which
-    needs a dumpable process.
+    secrets of root. The fork server has no secrets, and NCCL exchanges descriptors between the processes of one user,
+    which needs a dumpable process.
 
     Raises:
-        OSError: this process may not.
+        OSError: this process may not change its user.
     """
     os.setgroups([])
     os.setresgid(uid, uid, uid)
@@ -101,8 +101,8 @@ def write_stacks(path: str | None) -> int:
     that, but allocates memory: a process with a damaged heap never ended in it (torch 2.13, measured).
 
     Args:
-        path: the file to write to; None, or one that cannot be written: standard error. To be opened before the process
-            changes its user, since it belongs to the node agent, which empties and reads it.
+        path: the file to write to; if it is None or cannot be written, standard error is used. Open it before the
+            process changes its user, since it belongs to the node agent, which empties and reads it.
 
     Returns:
         The file's descriptor.

@@ -27,7 +27,7 @@ DIGEST = "279ad0dbff4550d57c86eff5c523fce33320d3c0fddb8f379583b675b76770c7"
 """SHA-256 of the product as little-endian fp32, which the same product in 64-bit integers confirms (tests)."""
 
 PATTERNS = (0x00, 0xFF, 0x55, 0xAA)
-"""Bytes that are written and read back: each bit is once set and once not, and neighbours differ."""
+"""Number of bytes that are written and read back: each bit is once set and once not, and neighbours differ."""
 
 NICE = 19
 """The lowest priority: ranks that train on the node come first."""
@@ -77,7 +77,7 @@ def digest(product: Any) -> str:
 
 
 def compute(device: Any) -> dict[str, Any]:
-    """Return whether a product is what it must be, bit by bit, each time for ``COMPUTE_S``."""
+    """Return whether a product is what it must be, bit by bit; each time it is computed for ``COMPUTE_S``."""
     import torch
 
     one, other = matrices(device)

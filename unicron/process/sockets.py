@@ -1,6 +1,6 @@
 """The TCP sockets of this process, and shutting some of them while another thread blocks on them.
 
-Used by ``unicron.link.breaker``. In gloo neither ``abort`` nor ``destroy_process_group`` unblocks a thread; shutting
+``unicron.link.breaker`` uses them. In gloo neither ``abort`` nor ``destroy_process_group`` unblocks a thread; shutting
 gloo's sockets down does, within milliseconds.
 """
 
@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterator
 
 NCCL_SOCKET = b"nccl-socket-"
-"""What the names of NCCL's Unix sockets begin with, behind the byte 0 of names outside of the file system (NCCL's
+"""The beginning of the names of NCCL's Unix sockets, behind the byte 0 of names outside of the file system (NCCL's
 ``ipcsocket.cc``)."""
 
 CONNECT_TIMEOUT_S = 0.2
@@ -32,7 +32,7 @@ def _sockets() -> Iterator[tuple[int, socket.socket]]:
                 continue
             duplicate = os.dup(int(name))
         except OSError:
-            continue  # closed since the folder was read
+            continue  # the socket was closed since the folder was read
         with contextlib.closing(socket.socket(fileno=duplicate)) as one:
             yield os.fstat(duplicate).st_ino, one
 
@@ -94,7 +94,7 @@ def _nccl_datagram_sockets() -> list[bytes]:
     found = []
     for _, one in _sockets():
         if (one.family, one.type) == (socket.AF_UNIX, socket.SOCK_DGRAM):
-            address = one.getsockname()  # bytes, where it is not in the file system
+            address = one.getsockname()  # the address is bytes if it is not in the file system
             if isinstance(address, bytes) and NCCL_SOCKET in address:
                 found.append(address)
     return found
@@ -113,7 +113,7 @@ def shut(chosen: Callable[[int], bool]) -> int:
     count = 0
     for inode, connection in _tcp_sockets(listening=False):
         if chosen(inode):
-            with contextlib.suppress(OSError):  # not connected yet, or already broken
+            with contextlib.suppress(OSError):  # the socket is not connected yet, or already broken
                 connection.shutdown(socket.SHUT_RDWR)
                 count += 1
     return count

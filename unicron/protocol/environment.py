@@ -52,7 +52,7 @@ STACKS = "UNICRON_STACKS_DESCRIPTOR"
 """The open file for a process's stacks, where a fresh interpreter takes the place of the forked process."""
 
 SEARCH_PATH = "PYTHONPATH"
-"""Python's own. A process that is forked has started before the task's value of it is known."""
+"""Python's own variable. A forked process has started before the task's value of it is known."""
 
 JOIN_TIMEOUT_S = "UNICRON_JOIN_TIMEOUT_S"
 """How long the members of a generation wait for one another when it begins."""
@@ -94,7 +94,7 @@ MASTER_ADDR, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
 TORCHRUN = (RANK, LOCAL_RANK, GROUP_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_WORLD_SIZE, MASTER_ADDR, MASTER_PORT)
 
 TORCHRUN_ID = "TORCHELASTIC_RUN_ID"
-"""Set by torchrun alone."""
+"""Variables that only torchrun sets."""
 
 GENERATION = "UNICRON_GENERATION"
 """The generation that a rank has joined, beside torchrun's variables."""
@@ -102,13 +102,14 @@ GENERATION = "UNICRON_GENERATION"
 DEFAULTS: dict[str, float] = {
     # Without a supervisor there is no next agent: the node is lost, and so is what its processes do from here on.
     ORPHAN_GRACE_S: 5.0,
-    # All members wait when they get their Configure at the same moment, and they meet in well under a second.
+    # All members get their Configure at the same moment, so they wait together, and meet in well under a second.
     JOIN_TIMEOUT_S: 20.0,
     # Below the least time after which the detector takes a rank for hanging (0.5 s, ``hang_floor_s``): a rank that
     # waits for a peer that hangs has then left its step, and only the peer is blamed. On a busy machine a healthy
     # replica may be broken off, which loses the micro-batches that it had computed, and nothing else.
     FINISH_FLOOR_S: 0.4,
-    # Longer than an outage after which the processes would better have stayed: to start them again takes about as long.
+    # This is longer than an outage after which a restart of the processes would be better: a restart takes about as
+    # long.
     LEND_AFTER_S: 30.0,
     # The latency of a collective (below 1 ms) is small beside the transfer of 32 MiB, and a fault redoes little.
     BUCKET_BYTES: 32 << 20,

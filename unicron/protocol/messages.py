@@ -44,7 +44,7 @@ MAX_INTEGER = 1 << 53
 """Largest integer in a message: readers of JSON agree up to here (RFC 8259, section 6)."""
 
 UNREADABLE = object()
-"""Stands for a value of another type than its field's."""
+"""The value that stands for one of another type than its field's."""
 
 MAX_LINE_BYTES = 1 << 20
 """Longest accepted line. The largest field is a traceback, at most 16 KiB (``unicron.link.reporting``)."""
@@ -59,7 +59,7 @@ settings, its hyperparameters (``unicron.join.identity``). Another process with 
 
 
 class ProtocolError(Exception):
-    """A line that is not a message of this protocol. ``name``: of the message, where the line has one."""
+    """A line that is not a message of this protocol. ``name``: the message's, if the line has one."""
 
     def __init__(self, text: str, name: str = "") -> None:
         super().__init__(text)
@@ -169,15 +169,15 @@ class AskGroups(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups(Message):
-    """The answer."""
+    """The answer to ``AskGroups``."""
 
     name: ClassVar[str] = "groups"
     generation: int
     request: int
     groups: list[list[Any]] = field(default_factory=list)
-    """``unicron.link.flight_record.groups``."""
+    """The answer of ``unicron.link.flight_record.groups``."""
     stacks: str = ""
-    """``unicron.link.stacks.of_other_threads``; empty: this version of the library does not say."""
+    """The answer of ``unicron.link.stacks.of_other_threads``; empty: this version of the library does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,10 +204,10 @@ class Checkpointed(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFailed(Message):
-    """A checkpoint of this generation could not be written; training goes on. Behind the last step: or the result.
+    """A checkpoint of this generation (or behind the last step: the result) could not be written; training goes on.
 
-    Sent by the ranks whose part failed, and by rank 0 where the parts together are not a checkpoint. An agent that does
-    not know the message drops it.
+    The ranks whose part failed send the message, and rank 0 does if the parts together are not a checkpoint. An agent
+    that does not know the message drops it.
     """
 
     name: ClassVar[str] = "checkpoint-failed"
@@ -217,9 +217,9 @@ class CheckpointFailed(Message):
     reason: str
     lends: bool = False
     """Whether other tasks may have the workers until the result can be written: all steps are done, tries were in vain
-    for a while, and what is done is kept without the processes."""
+    for a while, and the state is kept without the processes."""
     folders: list[str] = field(default_factory=list)
-    """The local folders that could not be written to, with ``lends``."""
+    """The local folders that could not be written to; set with ``lends``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,8 +231,8 @@ class Copies(Message):
     rank: int
     step: int
     lack: str = ""
-    """Why this rank's are missing. Empty, and sent by rank 0 alone: all ranks have stored theirs, for the first time in
-    the generation, or since some were missing."""
+    """Why this rank's copies are missing. Empty, and sent by rank 0 alone: all ranks have stored their copies, for the
+    first time in the generation, or since some were missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,7 +295,7 @@ class Progress(Message):
     compute_s: float | None = None
     """Own compute time of the step (``unicron.training.compute_time``), for phase ``ended``; None: not measured."""
     micro_batches: int | None = None
-    """How many micro-batches that was for."""
+    """Number of micro-batches in that time."""
     memory_every: int | None = None
     """Steps between two snapshots at present, for phase ``ended``; 0: none are taken."""
     replicated: bool | None = None
@@ -375,7 +375,7 @@ class Raised(Message):
     parameter: str = ""
     """The first parameter of the rank's model whose gradient is not finite, for kind ``non_finite``; empty: unknown."""
     micro_batch: int | None = None
-    """The micro-batch that brought it, for kind ``non_finite``, where that is known."""
+    """The micro-batch that brought it, for kind ``non_finite``, if that is known."""
     difference: str = ""
     """Text that is equal for two processes that differ in the same way, for kind ``DIFFERS``."""
     resource: str = ""
@@ -404,7 +404,7 @@ class StopRefused(Message):
     rank: int
     step: int
     reason: str
-    """Why, on a rank that knows it; otherwise that a peer knows it."""
+    """The reason, on a rank that knows it; otherwise that a peer knows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -416,7 +416,7 @@ class Configure(Message):
     stage: str
     """``interrupted``: the survivors finish the step that the fault broke; ``boundary``: start at a step boundary."""
     rank: int
-    """The receiver's."""
+    """The receiver's rank."""
     world_size: int
     tensor: int
     """Tensor-parallel size."""
@@ -435,11 +435,11 @@ class Configure(Message):
     """Whether the live members are certain to have the whole state. If not, and without snapshots or a checkpoint, the
     task begins anew."""
     directory: str = ""
-    """Where this generation writes."""
+    """The folder to which this generation writes."""
     fault_step: int = 0
     """The newest step known before a fault, to count recomputed updates; 0: there was no fault."""
     resumes: bool = False
-    """Whether the task was asked to go on, so that snapshots of the one that has ended are its own."""
+    """Whether the task was asked to go on, so that snapshots of the ended task are its own."""
     shares: list[int] = field(default_factory=list)
     """How many micro-batches of a step each data-parallel replica computes; empty: equally many, up to one."""
     identity: dict[str, str] = field(default_factory=dict)
@@ -492,7 +492,8 @@ class Quit(Message):
 class Inject(Message):
     """Have a fault happen once (``process.faults`` has the kinds). A process that does not know the message drops it.
 
-    ``id``: of the request; a further message with it changes nothing. ``step``: 0: the next one that the rank begins.
+    ``id``: the request's; a further message with the same id changes nothing. ``step``: 0: the next step that the rank
+    begins.
     """
 
     name: ClassVar[str] = "inject"

@@ -17,8 +17,8 @@ a default, and its message means the same to a reader that ignores the field. Ve
 says a range."""
 
 OLDEST = VERSION - 1
-"""The oldest that is spoken here. The library says it in the field ``version``, and ``VERSION`` in ``newest``, which an
-agent of version 2 ignores."""
+"""The oldest version that is spoken here. The library says it in the field ``version``, and ``VERSION`` in ``newest``,
+which an agent of version 2 ignores."""
 
 
 def agreed(oldest: int, newest: int) -> int | None:

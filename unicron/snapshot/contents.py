@@ -1,4 +1,4 @@
-"""What a snapshot contains, and of whom it is: states that ranks can take, and the user's state that is packed."""
+"""The contents of a snapshot, and whose it is: states that ranks can take, and the user's state that is packed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Document:
         self.room = torch.empty(0, dtype=torch.uint8)
 
     def fill(self, content: bytes, *, first: bool) -> None:
-        """Put the packed part where it is copied from; no copy is in progress.
+        """Put the packed part into the place from which it is copied; no copy is in progress.
 
         Args:
             content: the packed part.
@@ -55,8 +55,8 @@ def read_states(
     """Return one rank's share of its node's whole snapshots: of the rank state, and of the user's.
 
     Args:
-        folder: of the task on this node.
-        identity: of the task's specification.
+        folder: the task's, on this node.
+        identity: that of the task's specification.
         before: snapshots of generations before this one count.
         nodes: each rank's node.
     """

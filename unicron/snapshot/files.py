@@ -126,8 +126,8 @@ class Slot:
         """Make the file.
 
         Args:
-            path: of the file, new or overwritten.
-            meta: of all snapshots that the slot is for.
+            path: the file's, new or overwritten.
+            meta: the common part of all snapshots of the slot.
 
         Raises:
             OSError: there is no room in shared memory.
@@ -173,7 +173,7 @@ class Slot:
 
         Args:
             step: updates applied to the state.
-            digest: of the samples of those updates, 32 bytes.
+            digest: the digest of the samples of those updates, 32 bytes.
         """
         meta = self._meta
         self.written(len(self.payload))
@@ -187,7 +187,7 @@ def _checksum(hasher: Hasher, rest: tuple[Any, ...]) -> bytes:
     """Return a snapshot's checksum.
 
     Args:
-        hasher: of meta and payload.
+        hasher: the hash of meta and payload.
         rest: the header's fields after the checksum.
     """
     hasher.update(_HEADER.pack(_MAGIC, 0, b"", *rest))
@@ -198,8 +198,8 @@ def allocate(path: Path, size: int) -> mmap.mmap:
     """Map a file, new or overwritten, and reserve its memory, so that no later write can fail.
 
     Args:
-        path: of the file.
-        size: in bytes.
+        path: the file's.
+        size: its size in bytes.
 
     Raises:
         OSError: there is no room.
@@ -289,7 +289,7 @@ def whole_snapshots(
 
     Args:
         folder: the node's folder of snapshots.
-        identity: of the task's specification.
+        identity: that of the task's specification.
         before: the present generation.
         index: which of ``of`` equal shares of the files is read: each of the node's ranks reads, and checks, one share.
         of: how many shares there are.

@@ -43,11 +43,11 @@ FLOOR_BYTES_PER_S = 1e12
 A100, since a copy that reads from there takes that much from the step."""
 
 LEAST_EXPONENT = 1
-"""The shortest interval, as a power of two. The steps between two snapshots are what a step with one is compared
-with."""
+"""The shortest interval, as a power of two: a step with a snapshot is compared with the steps between two snapshots."""
 
 MOST_EXPONENT = 19
-"""So the interval stays below the largest one that a specification may name, a million."""
+"""The longest interval, as a power of two. It stays below the largest interval that a specification may name, a
+million."""
 
 OFTENER, KEEP, RARER = 0, 1, 2
 """What a rank wants the interval to become: half of it, the same, twice. The largest wish of all ranks counts, so the
@@ -62,7 +62,7 @@ def loss_mtbf_s(node_mtbf_s: float, nodes: int, *, replicated: bool) -> float:
 
     Args:
         node_mtbf_s: mean time between losses of one node.
-        nodes: of the task.
+        nodes: the number of the task's nodes.
         replicated: whether another rank, in another failure domain, has each part.
     """
     mtbf_s = node_mtbf_s / max(1, nodes)
@@ -74,7 +74,7 @@ def best_exponent(*, cost_s: float, step_s: float, mtbf_s: float, checkpoint_eve
 
     Args:
         cost_s: what a snapshot adds to the time of the steps in which it is taken and stored.
-        step_s: of a step without.
+        step_s: the time of a step without a snapshot.
         mtbf_s: mean time between losses (``loss_mtbf_s``).
         checkpoint_every: steps between two persistent checkpoints, behind which older snapshots are worth nothing; 0:
             there are none.
@@ -97,10 +97,11 @@ class StepTimes:
     """The durations of one generation's steps on one rank, with snapshots and without."""
 
     PLAIN = 32
-    """Steps without a snapshot whose median is compared with: enough to be steady, few enough to follow a change."""
+    """Number of steps without a snapshot whose median is compared with: enough to be steady, few enough to follow a
+    change."""
 
     COPIES = 5
-    """Snapshots of whose costs the median counts: two outliers change little."""
+    """Number of snapshots of whose costs the median counts: two outliers change little."""
 
     def __init__(self) -> None:
         """Begin a generation."""
@@ -146,7 +147,7 @@ class StepTimes:
         """Return what a snapshot costs, seconds: the additional time of the steps in which it is taken and stored.
 
         Args:
-            size_bytes: of the snapshot, from which its least cost follows.
+            size_bytes: the size of the snapshot, from which its least cost follows.
 
         Returns:
             The median of the newest ones, or None if none was measured, or no step without one.
@@ -171,7 +172,7 @@ class Interval:
         """Enter a generation, of which a snapshot is due at once: it has none of its own yet.
 
         Args:
-            exponents: of all members. The largest goes on, since others may be of new processes.
+            exponents: those of all members. The largest goes on, since others may belong to new processes.
         """
         self.exponent, self._due = max(exponents), 1
 
@@ -202,8 +203,8 @@ class Interval:
         """Return what this rank wants the interval to become.
 
         Args:
-            best: the best interval as a power of two; None: its cost is not known yet, because there has been no
-                snapshot that counts or no step without one.
+            best: the best interval as a power of two; None: the cost of a snapshot is not known yet, because there has
+                been no snapshot that counts or no step without one.
             checkpoint_every: steps between two persistent checkpoints; 0: there are none.
         """
         if best is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a rank is, and how its peers reach it."""
+    """The place of a rank, and how its peers reach it."""
 
     node: str
     domain: str
@@ -16,14 +16,15 @@ class Location:
     address: tuple[str, int]
     """The address of the rank's receiver of snapshots."""
     token: bytes
-    """What a sender presents to the receiver."""
+    """The token that a sender presents to the receiver."""
 
 
 def partners(places: Sequence[tuple[str, str]]) -> list[int | None]:
     """Return for each rank the rank that keeps a second copy of its part.
 
-    The partner is in another failure domain where there is one, else on another node, else there is none: no single
-    failure domain (or node) then has all copies of a part. Partners are chosen evenly, the next ranks first.
+    The partner is in another failure domain if there is one, else on another node if there is one; else there is no
+    partner: no single failure domain (or node) then has all copies of a part. Partners are chosen evenly, the next
+    ranks first.
 
     Args:
         places: (node, failure domain) of each rank.
@@ -58,7 +59,7 @@ def copied_shares(locations: Sequence[Location], group: Sequence[int], rank: int
     """Return the shares that a rank copies of what its data-parallel group has in common: its own and its partners'.
 
     Args:
-        locations: of all ranks.
+        locations: those of all ranks.
         group: the ranks of the data-parallel group.
         rank: one of them.
 

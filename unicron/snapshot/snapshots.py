@@ -101,10 +101,10 @@ class Snapshots:
         self._checkpoint_every = checkpoint_every
         self.replicated: bool | None = None
         """Whether ranks in other failure domains have each part of this generation's state, beside the snapshots; None:
-        not known, where no snapshots are taken."""
+        this is not known, since no snapshots are taken."""
         self._interval, self._times = Interval(), StepTimes()
         self._adjusts = False
-        """Whether the next agreement changes the interval: once for each snapshot."""
+        """Whether the next agreement changes the interval, which happens once for each snapshot."""
         self._nodes = 1
         self._boundary_s = 0.0
         """When the newest boundary was reached, on the monotonic clock; 0: none in this generation."""
@@ -156,7 +156,7 @@ class Snapshots:
             self._taker.close()
         for job in (self._copied, self._stored):
             if job is not None:
-                job.exception()  # waits
+                job.exception()  # this waits for what is in progress
         if self._taker is not None:
             self._taker.release()
         self._taker = self._copied = self._stored = None
@@ -248,7 +248,7 @@ class Snapshots:
     def settle(self) -> None:
         """Wait until this rank's part, and what it sends of it, is stored: the process may be about to end."""
         if self._stored is not None:
-            with contextlib.suppress(Exception):  # a rank that is lost, or has no room, has nothing stored
+            with contextlib.suppress(Exception):  # a rank that is lost, or has no room, has stored nothing
                 self._stored.result(SETTLE_S)
 
     def _is_due(self, applied: int, checkpointing: bool) -> bool:
@@ -276,11 +276,11 @@ class Snapshots:
         self._stored = Future()
         try:
             taker = self._ready_taker(rank_state, record)
-        except FileNotFoundError:  # no folder
+        except FileNotFoundError:  # there is no folder
             self._watch.unmade = True
             self._stored.set_result(None)
             return
-        except (OSError, RuntimeError) as err:  # no room; or a tensor of which there is no flat view
+        except (OSError, RuntimeError) as err:  # there is no room, or a tensor has no flat view
             # The peers see the status at the end of the step.
             self._stored.set_exception(err)
             return
@@ -356,10 +356,9 @@ class Snapshots:
     def agreed(self, status: int, wish: int = KEEP) -> str | None:
         """Act on the worst status and the largest wish of all ranks.
 
-        Returns:
-            What there is to say of copies since the last call: why some of this rank's are missing. Empty, on all
-            ranks: all have stored theirs, for the first time in the generation or since some were missing. None:
-            nothing.
+        Returns: What there is to say of copies since the last call: why some of this rank's copies are missing. Empty,
+            on all ranks: all have stored their copies, for the first time in the generation or since some were missing.
+            None: there is nothing to say.
         """
         if self._adjusts:
             self._interval.apply(wish)
@@ -421,7 +420,7 @@ class Snapshots:
         """Agree on the newest whole state in live memory and the nodes' snapshots together; all ranks call it.
 
         Args:
-            rank_state: what is to receive it.
+            rank_state: the rank state that is to receive it.
             generation: snapshots of older ones count.
             at_least: the step of another source; an older state is of no use. Rank 0's value counts.
             live: what this rank has in its own memory.
@@ -448,7 +447,7 @@ class Snapshots:
         """Return the user's state in this rank's share of its node's snapshots, of generations before one.
 
         Args:
-            generation: which.
+            generation: its number.
             nodes: each rank's node.
         """
         if self.enabled and self._users is None:

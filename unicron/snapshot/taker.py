@@ -16,7 +16,8 @@ from unicron.snapshot.transport import Sender
 from unicron.state.chunks import StateChunk
 
 PORTION_BYTES = 1 << 19
-"""Bytes that are copied, then hashed, at a time; a larger tensor is one portion. They fit a second-level cache."""
+"""Number of bytes that are copied, then hashed, at a time; a larger tensor is one portion. They fit a second-level
+cache."""
 
 LOWEST = 0
 """The lowest priority of a CUDA stream (``torch.cuda.Stream``): where training and copying compete, training comes
@@ -42,9 +43,9 @@ class SnapshotTaker:
         """Make the slots.
 
         Args:
-            folder: of the task on this node.
+            folder: the task's, on this node.
             meta: what all snapshots of this rank in this generation have in common.
-            part: what is copied, as flat views.
+            part: the tensors that are copied, as flat views.
             sender: the connection to the partner; None: no snapshot is sent.
 
         Raises:
@@ -86,7 +87,7 @@ class SnapshotTaker:
         """Copy from other tensors from now on, which contain the same chunks.
 
         Raises:
-            RuntimeError: they do not.
+            RuntimeError: they contain other chunks.
         """
         if tuple((tuple(chunk), chunk.bytes) for chunk in part) != self._meta.chunks:
             raise RuntimeError("the optimizer's state has changed its form")
@@ -117,7 +118,7 @@ class SnapshotTaker:
         Args:
             copied: the result of ``copy``; if it failed, this fails too.
             step: updates applied to the state.
-            digest: of the samples of those updates.
+            digest: the digest of the samples of those updates.
         """
         copied.result()
         slot = self._slots[self._next]

@@ -33,7 +33,7 @@ without an answer before the connection ends. Chosen: nothing waits for it, as a
 STORED, NO_FOLDER = b"1", b"0"
 
 _DISCARDED_BYTES = 1 << 20
-"""How much of a snapshot that cannot be stored is read at a time."""
+"""Number of bytes of a snapshot that cannot be stored that are read at a time."""
 
 
 class Receiver:
@@ -52,7 +52,7 @@ class Receiver:
         self.token = secrets.token_bytes(TOKEN_BYTES)
         self._folder = folder
         self.generation = 0
-        """The present one: files of older ones may be deleted."""
+        """The present generation: files of older ones may be deleted."""
         self._lock = threading.Lock()
         self._stored: dict[str, tuple[int, int, int] | None] = {}
         """File name -> what was stored under it for the connections that are open."""
@@ -124,7 +124,7 @@ class Receiver:
 
 
 def _discard(connection: socket.socket, size: int) -> None:
-    """Read what cannot be stored, so that the connection stays usable."""
+    """Read a snapshot that cannot be stored, so that the connection stays usable."""
     buffer = memoryview(bytearray(min(size, _DISCARDED_BYTES)))
     while size > 0:
         part = buffer[: min(size, len(buffer))]
@@ -183,14 +183,14 @@ class Sender:
         """Send a snapshot and wait until it is stored; return False if the partner's folder is gone.
 
         Args:
-            name: of the snapshot's file.
-            content: of the file.
+            name: the name of the snapshot's file.
+            content: the file's content.
 
         Raises:
             OSError: the partner was lost or has no room, or ``close`` was called meanwhile.
         """
         self._connection.sendall(_ITEM.pack(len(name), len(content)) + name.encode())
-        # Not sendfile, which works page by page and takes twice the processor time.
+        # sendfile is not used: it works page by page and takes twice the processor time.
         self._connection.sendall(content)
         answer = self._connection.recv(1)
         if answer not in (STORED, NO_FOLDER):

@@ -37,7 +37,7 @@ def equal_share(chunks: Sequence[StateChunk], index: int, of: int) -> list[State
 
 
 def copied_chunks(rank_state: RankState, shares: Sequence[int], of: int) -> dict[StateChunk, torch.Tensor]:
-    """Return what one of ``of`` data-parallel ranks copies of the state, as flat views.
+    """Return the part of the state that one of ``of`` data-parallel ranks copies, as flat views.
 
     Args:
         rank_state: the rank's.

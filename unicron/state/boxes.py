@@ -63,7 +63,7 @@ def _in_row(row: int, boxes: list[Box]) -> list[Box]:
 
 
 def intersection(one: Box, other: Box) -> Box | None:
-    """Return what two boxes have in common, if anything."""
+    """Return the common part of two boxes, if there is one."""
     low = tuple(max(a, b) for a, b in zip(one.offset, other.offset, strict=True))
     ends = zip(one.offset, one.shape, other.offset, other.shape, strict=True)
     high = tuple(min(a + n, b + m) for a, n, b, m in ends)

@@ -1,4 +1,4 @@
-"""Names for the parts of a state that no layout changes: chunks of global tensors. Pure.
+"""Names of parts of a state that stay the same in every layout: chunks of global tensors. Pure.
 
 A *chunk* is a rectangular shard of a global tensor (tensor and pipeline parallelism cut tensors and layers) or, with
 Megatron's distributed optimizer, a flat range of such a shard. Two ranks that have the same chunk of the same version
@@ -47,7 +47,7 @@ class StateChunk(NamedTuple):
 
     @property
     def is_optimizer_state(self) -> bool:
-        """Whether the chunk is of the optimizer's state."""
+        """Whether the chunk belongs to the optimizer's state."""
         return self.key.startswith(f"{OPTIMIZER}/")
 
     @property

@@ -24,23 +24,23 @@ from unicron.gradients.fixed_point import FixedPointAccumulator
 from unicron.losses import read
 
 NAMED_MICRO_BATCHES = 16
-"""How many micro-batches a message lists where one of several has failed: as many as can be read."""
+"""Most micro-batches that a message lists if one of several has failed: as many as can be read."""
 
 
 class FiniteChecks:
     """Checks the losses and sums of one rank.
 
     Args:
-        accumulator: of the gradients.
-        buffers: that backward passes add to.
+        accumulator: the gradients' accumulator.
+        buffers: the buffers that backward passes add to.
     """
 
     def __init__(self, accumulator: Accumulator, buffers: GradientBuffers) -> None:
         self._accumulator, self._buffers = accumulator, buffers
         self.each_until = 0
-        """Up to this step each micro-batch is checked; later steps, counted from 1, once."""
+        """Up to this step (counted from 1) each micro-batch is checked; later steps are checked once."""
         self._checked: set[tuple[int, int]] = set()
-        """Model chunk and micro-batch of what is in sums that were found finite."""
+        """Model chunk and micro-batch of the gradients in sums that were found finite."""
 
     def forget(self) -> None:
         """Forget what was checked: the sums are zero."""
@@ -100,7 +100,7 @@ class FiniteChecks:
         self._checked = _added(partial)
 
     def named(self, partial: PartialStep, error: NonFiniteValue) -> NonFiniteValue:
-        """Return the error of sums that are not finite, with what it comes from as far as that is known."""
+        """Return the error of sums that are not finite, with where it comes from as far as that is known."""
         if error.parameter:
             return error
         text = str(error) if "in step" in str(error) else f"{error} in step {partial.step}"
@@ -142,5 +142,5 @@ class FiniteChecks:
 
 
 def _added(partial: PartialStep) -> set[tuple[int, int]]:
-    """Return model chunk and micro-batch of what is in the sums."""
+    """Return model chunk and micro-batch of the gradients in the sums."""
     return {(chunk, k) for chunk, done in enumerate(partial.done) for k in done}

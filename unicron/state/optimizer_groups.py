@@ -1,8 +1,8 @@
 """The parameter groups of an optimizer, the same on all ranks, and their numbers, by group.
 
-The ranks of a divided model may have other groups: of Megatron's ``decoupled_lr`` a pipeline stage without embeddings
-has none. Megatron gathers the keys of all ranks' groups when it builds an optimizer, and gives each rank empty groups
-for those that it lacks, which schedulers follow as the others. Here a rank builds without its peers
+The ranks of a divided model may have different groups: a pipeline stage without embeddings has no group for Megatron's
+``decoupled_lr``. Megatron gathers the keys of all ranks' groups when it builds an optimizer, and gives each rank empty
+groups for those that it lacks, which schedulers follow as the others. Here a rank builds without its peers
 (``unicron.megatron.construction``), so the members of a generation tell each other afterwards.
 
 A group is known by its numbers as ``build`` has set them; groups with equal numbers are told apart by their order.
@@ -18,7 +18,7 @@ from unicron.megatron.optimizer import OF_PEERS, torch_optimizers
 from unicron.state import user_values
 
 Groups = list[dict[str, dict[str, Any]]]
-"""A group's identity -> values of it, for each torch optimizer."""
+"""A group's identity -> its values, for each torch optimizer."""
 
 
 class OptimizerGroups:
@@ -67,7 +67,7 @@ class OptimizerGroups:
         ]
 
     def fitting(self, saved: Any) -> list[list[Mapping[str, Any]]] | None:
-        """Return saved numbers in the order of these groups; None: they are of an optimizer with other groups.
+        """Return saved numbers in the order of these groups; None: they belong to an optimizer with other groups.
 
         Args:
             saved: what ``numbers`` returned, of any rank; or, of an early version, numbers in the order of the groups.
@@ -79,7 +79,7 @@ class OptimizerGroups:
             if isinstance(groups, dict) and groups.keys() >= set(identities):
                 found.append([groups[identity] for identity in identities])
             elif len(groups) == len(identities):
-                # The hyperparameters of ``build`` are others: the groups are those in the same place.
+                # If the hyperparameters of ``build`` are others, the groups are those in the same place.
                 values = list(groups.values()) if isinstance(groups, dict) else list(groups)
                 order = sorted(identities) if isinstance(groups, dict) else identities
                 found.append([values[order.index(identity)] for identity in identities])
@@ -99,7 +99,7 @@ class OptimizerGroups:
 
 
 def _identities(built: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what tells groups apart, in their order."""
+    """Return the keys that tell groups apart, in their order."""
     texts = [json.dumps(numbers, sort_keys=True) for numbers in built]
     return [f"{text} {texts[:place].count(text)}" for place, text in enumerate(texts)]
 
@@ -109,5 +109,5 @@ def _is_plain(value: Any) -> bool:
 
 
 def _restored(value: Any) -> Any:
-    """Return a value of a group as it is in a group: what is several numbers is a tuple."""
+    """Return a value of a group in a form that can be a key: several numbers become a tuple."""
     return tuple(value) if isinstance(value, list) else value

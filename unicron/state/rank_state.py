@@ -50,13 +50,13 @@ class RankState:
         precision: Precision = Precision.FLOAT32,
         model_parallel: bool = False,
     ) -> None:
-        """Take what was built for this rank's layout; its values do not count as a state yet.
+        """Take what was built for this rank's layout; the values do not count as a state yet.
 
         Args:
             model: the rank's shard of the model.
             optimizer: its optimizer.
-            micro_batches: in one step, over all replicas, at most.
-            precision: of the sums of gradients.
+            micro_batches: the most in one step, over all replicas.
+            precision: the precision of the sums of gradients.
             model_parallel: whether the model is split over ranks, so that updates have collectives of their own.
         """
         self.model = model
@@ -69,7 +69,7 @@ class RankState:
         self.digest = EMPTY_DIGEST
         """Digest of the samples of those updates."""
         self.place: Place | None = None
-        """What model and optimizer were built for."""
+        """The place for which model and optimizer were built."""
         self.update_ungathered = False
         """Whether a distributed optimizer has applied one update more to its own part, not yet gathered by all."""
         self.partial: PartialStep | None = None
@@ -80,9 +80,9 @@ class RankState:
         self.accumulator = self._buffers.accumulator(micro_batches, precision=precision)
         self.finite = FiniteChecks(self.accumulator, self._buffers)
         self.overlap = self._buffers.overlapped(self.accumulator)
-        """What reduces the gradients beside the backward passes; None: they are reduced afterwards."""
+        """The object that reduces the gradients beside the backward passes; None: they are reduced afterwards."""
         self.gather = ParameterGather.of(model)
-        """What gathers parameters beside the next forward pass; None: the optimizer's step does."""
+        """The object that gathers parameters beside the next forward pass; None: the optimizer's step gathers them."""
         self._update_has_collectives = model_parallel or self.is_distributed  # norms, a divided optimizer's parameters
         self._update = Update(optimizer, self.scaler)
         if self.scaler.applies:
@@ -142,7 +142,7 @@ class RankState:
         self.finite.forget()
 
     def begin(self, step: int, assigned: list[int], generation: int, micro_batches: int) -> None:
-        """Begin a step; ``micro_batches``: of it, over all replicas."""
+        """Begin a step; ``micro_batches``: their number in the step, over all replicas."""
         self.discard()
         self.loss_scale.micro_batches = micro_batches
         self.partial = PartialStep.begin(step, assigned, generation, self._chunks, micro_batches)
@@ -157,7 +157,7 @@ class RankState:
             kept: what the ranks of this model shard keep of it.
             rank: this rank.
             assigned: the micro-batches that this rank's replica computes.
-            micro_batches: of the step, over all replicas.
+            micro_batches: their number in the step, over all replicas.
         """
         before, reduced, own = self.partial, kept.reduced_by_rank[rank], kept.kept_by_rank[rank]
         if before is None or before.step != step or before.reduced > reduced:
@@ -363,13 +363,13 @@ class RankState:
     def divide_gradients(self, tokens: float) -> None:
         """Divide the gradients of the global batch by its number of tokens, where they are of sums over tokens.
 
-        Not twice: whoever is interrupted behind this drops what it has changed, as after clipping.
+        This is not done twice: a rank that is interrupted behind this drops what it has changed, as after clipping.
         """
         own = self.overlap.own_gradients() if self.overlap is not None else None
         clipping.scale(self.model, 1.0 / tokens, own)
 
     def check_updates(self, check: Callable[[], None], once: Callable[[], None]) -> None:
-        """Have the next update begin only if ``once`` raises nothing, and each if ``check``, if it has collectives."""
+        """Have the next update begin if ``once`` raises nothing, and each with collectives if ``check`` does not."""
         self._update.check_once = once
         self._update.check = check if self._update_has_collectives else self._update.check
 
@@ -377,7 +377,7 @@ class RankState:
         """Check that no update has been applied outside of a step.
 
         Raises:
-            WrongLoop: one has.
+            WrongLoop: one has been applied.
         """
         if self._update.stage is not Stage.NOT_BEGUN:
             raise WrongLoop("optimizer.step() was called outside of a step: call it inside, after step.reduce()")
@@ -386,7 +386,7 @@ class RankState:
         """Check that the optimizer has applied the update of the step in progress.
 
         Raises:
-            WrongLoop: it has not.
+            WrongLoop: the optimizer has not.
         """
         if self._update.stage not in (Stage.APPLIED, Stage.SKIPPED):
             raise WrongLoop(f"step {self.step_in_progress.step} ended without run.optimizer.step()")
@@ -405,7 +405,7 @@ class RankState:
 
     @property
     def version(self) -> int:
-        """Updates applied, by all ranks or at least by this one; -1: there is no usable state."""
+        """Number of updates applied, by all ranks or at least by this one; -1: there is no usable state."""
         return self.applied + self.update_ungathered
 
     def adopt_step(self, other: RankState) -> None:
@@ -460,6 +460,6 @@ class RankState:
         if self.applied < 0:
             return []
         if not self.tensors.has_optimizer_state:
-            return []  # without a part in the optimizer this rank cannot tell what kinds of state the optimizer keeps
+            return []  # without a part in the optimizer this rank cannot tell what kinds of state it keeps
         chunks = self.tensors.updated_chunks() if self.update_ungathered else self.tensors.chunks()
         return [AvailableState(self.version, self.digest, chunks)]

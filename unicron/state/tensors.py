@@ -96,7 +96,7 @@ class StateTensors:
 
     @property
     def shards(self) -> list[ParameterShard]:
-        """What this rank computes with."""
+        """The shards with which this rank computes."""
         return [local.shard for local in self.local_shards]
 
     @property
@@ -141,7 +141,7 @@ class StateTensors:
         return found
 
     def own_chunks(self) -> set[StateChunk]:
-        """Return which of the ``updated_chunks`` no other rank has: of a distributed optimizer."""
+        """Return which of the ``updated_chunks`` no other rank has: those of a distributed optimizer."""
         return set(self._updated_here())
 
     def _updated_here(self) -> dict[StateChunk, torch.Tensor]:
@@ -175,7 +175,7 @@ class StateTensors:
             optimizers.renew_scales(one)
 
     def reset(self) -> None:
-        """Make the optimizer's state what it is before the first update of the parameters that the model has."""
+        """Make the optimizer's state what it is before the first update of the model's present parameters."""
         self.allocate(())
         optimizers.reset_counts(self._optimizer)
         self._scaler.reset()
@@ -229,7 +229,7 @@ def _add(
     start: int,
     stop: int,
 ) -> None:
-    """Add the chunk of a range of a shard; ``values``: of the whole shard, or of that range alone."""
+    """Add the chunk of a range of a shard; ``values``: those of the whole shard, or of that range alone."""
     if stop == start and shard.size:
         return
     chunk = StateChunk(key, shard.global_shape, shard.offset, shard.shape, start, stop, name_of(values.dtype))

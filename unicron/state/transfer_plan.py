@@ -87,9 +87,9 @@ def plan_transfers(
     one that gives least so far.
 
     Args:
-        required: for each rank.
-        available: for each rank; chunks of other versions do not count.
-        version: the wanted one.
+        required: the chunks that each rank requires.
+        available: the chunks that each rank has; those of other versions do not count.
+        version: the wanted version.
         nodes: each rank's node; empty: all ranks are on one node.
     """
     planner = _Planner(available, version, nodes or [""] * len(required))
@@ -104,7 +104,7 @@ def plan_transfers(
 
 
 class _Planner:
-    """Covers required chunks by what is available, and counts the bytes that each rank gives."""
+    """A cover of required chunks by available ones, which counts the bytes that each rank gives."""
 
     def __init__(self, available: Sequence[Sequence[Versioned]], version: int, nodes: Sequence[str]) -> None:
         self._nodes = nodes

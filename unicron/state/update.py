@@ -1,4 +1,4 @@
-"""The update of one step: how far this rank's optimizer is with it."""
+"""The update of one step: how far this rank's optimizer has come with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unicron.megatron.optimizer import torch_optimizers
 
 
 class Stage(Enum):
-    """How far an optimizer is with an update."""
+    """The stage of an update that an optimizer has reached."""
 
     NOT_BEGUN = "not begun"
     UNDER_WAY = "under way"
@@ -36,7 +36,7 @@ class Update:
         self.check: Callable[[], None] = lambda: None
         """Called before an update begins; an error keeps it from beginning."""
         self.check_once: Callable[[], None] | None = None
-        """Called behind that, before one update alone; an error keeps it from beginning."""
+        """Called after that, before a single update; an error keeps it from beginning."""
         for one in torch_optimizers(optimizer):
             one.register_step_pre_hook(lambda *_: self._begin())
             one.register_step_post_hook(lambda *_: self._end(Stage.APPLIED))

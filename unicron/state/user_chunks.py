@@ -28,11 +28,12 @@ NUMBER = "|"
 """Stands, in a prefix, where the number of the model chunk is: a list of chunks has names as torch's ModuleList."""
 
 WRAPPER = "module."
-"""What wrappers (data parallelism, half precision, torch's AveragedModel) put before the names of parameters."""
+"""Prefixes that wrappers (data parallelism, half precision, torch's AveragedModel) put before the names of
+parameters."""
 
 
 def is_users(chunk: StateChunk) -> bool:
-    """Return whether a chunk is of the user's state."""
+    """Return whether a chunk belongs to the user's state."""
     return chunk.key.startswith(f"{USER}/")
 
 
@@ -67,13 +68,13 @@ class NamedShards:
                 self._by_name[_Name(f"{index}." if self._is_list else "", name)] = shards
 
     def prefix_of(self, key: str, tensor: torch.Tensor) -> str | None:
-        """Return what a key has before the name of the parameter that a tensor is like; None: it is like none."""
+        """Return the part of a key before the name of the parameter that a tensor is like; None: it is like none."""
         prefix, name = self._parsed(key)
         shards = self._by_name.get(name)
         return None if shards is None or shards[0].tensor.shape != tensor.shape else prefix
 
     def _parsed(self, key: str) -> tuple[str, _Name]:
-        """Return what a key has before the model chunk's number and behind it, and the name."""
+        """Return the parts of a key before and behind the model chunk's number, and the name."""
         outer, number = "", ""
         if self._is_list:
             found = re.match(rf"((?:{re.escape(WRAPPER)})*)(\d+\.)", key)
@@ -105,7 +106,7 @@ class NamedShards:
         ]  # fmt: skip
 
     def allocate(self, required: Iterable[StateChunk]) -> AllocatedTensors:
-        """Return tensors for required chunks."""
+        """Return empty tensors for required chunks."""
         dtypes = {(chunk.name, chunk.kind): chunk.dtype for chunk in required}
         paths = {path for _, path in dtypes}
         found = AllocatedTensors()
@@ -129,7 +130,7 @@ class AllocatedTensors:
     """Tensors of a rank's user state, to be filled chunk by chunk."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Begin without tensors."""
         self.tensors: dict[str, dict[_Name, torch.Tensor]] = {}
         """Path -> the parameter's name on this rank -> the tensor."""
         self.chunks: dict[StateChunk, torch.Tensor] = {}

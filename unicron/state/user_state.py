@@ -1,8 +1,7 @@
 """The user's state: objects that a script gives to ``attach(state=...)``, and the update that they belong to.
 
 The objects change once for each update, after the optimizer has applied it: inside the step's block, or behind it if
-the step is completed. What they are between two steps (``Record``) moves to other ranks, into snapshots and
-checkpoints:
+the step is completed. Their values between two steps (``Record``) move to other ranks, into snapshots and checkpoints:
 
     values   plain values and tensors, the same on all ranks, packed into bytes (``unicron.state.user_values``)
     numbers  of the optimizer's parameter groups (learning rate, ...), which schedulers change; packed with the values
@@ -35,9 +34,9 @@ class Record(NamedTuple):
     content: bytes
     """Values and numbers, packed."""
     values_bytes: bytes
-    """The values alone, packed: what shows that plain values or other tensors have changed."""
+    """The packed values alone, which show that plain values or other tensors have changed."""
     marks: tuple[Any, ...]
-    """What shows that a tensor that is like a parameter has changed."""
+    """A number that shows that a tensor that is like a parameter has changed."""
     values: dict[str, Values]
     """The values of each entry."""
     chunks: dict[StateChunk, torch.Tensor]
@@ -68,12 +67,12 @@ class UserState:
         self._shards: NamedShards | None = None
         self._optimizer: Any = None
         self._made_for: Any = None
-        """The model for which the functions among what was given have made objects; None: none has been called yet."""
+        """The model for which the given functions have made objects; None: none has been called yet."""
         self._layout = (1, 1)
         self._groups: OptimizerGroups | None = None
         self._begin: dict[str, tuple[Any, list[torch.Tensor]]] = {}
-        """The values that each object had when it was given, of objects that were given themselves, and not as
-        functions. They are put back where the task begins once more."""
+        """The values that each object that was given itself, not as a function, had then. They are put back if the task
+        begins once more."""
         self._keeps_tensors: bool | None = None
         """Whether ``state_dict`` returns the same tensors each time; None: not known yet."""
         for name, one in self._given.items():
@@ -141,7 +140,7 @@ class UserState:
         """Check, before an update is applied, that the objects are as they were before the step.
 
         Raises:
-            WrongLoop: they are not: a step that is interrupted would change them twice.
+            WrongLoop: they are not; a step that is interrupted would change them twice.
         """
         if self.enabled and self._changed():
             raise WrongLoop(f"the state {', '.join(self._given)} has changed before the update was applied: {LAST}")
@@ -150,7 +149,7 @@ class UserState:
         """Find out where the objects stand, after a step that a failure has ended.
 
         Args:
-            number: of the step.
+            number: the step's.
             updated: whether this rank's optimizer had applied the update, to its own part at least.
         """
         if not self.enabled or not self._changed():
@@ -160,7 +159,7 @@ class UserState:
         elif self.record is not None and self._marks(self.record.values) == self.record.marks:
             self._load_record(self.record)
         else:
-            # Tensors have changed of which there is no copy.
+            # Tensors of which there is no copy have changed.
             self.record, self.version = None, -1
 
     def _changed(self) -> bool:
@@ -200,14 +199,14 @@ class UserState:
         return user_values.encode(one.state_dict(), name, self.shards.prefix_of)
 
     def _marks(self, values: Mapping[str, Values]) -> tuple[Any, ...]:
-        """Return what changes when a tensor is written to, or replaced."""
+        """Return a value that changes when a tensor is written to, or replaced."""
         if self._keeps_tensors:
             return tuple((tensor.data_ptr(), tensor._version) for tensor in _like_parameters(values))
-        # New tensors each time, whose addresses mean nothing.
+        # The tensors are new each time, so their addresses mean nothing.
         return tuple(_checksum(tensor) for tensor in _like_parameters(values))
 
     def digests(self) -> dict[str, str]:
-        """Return for each entry, and for the optimizer's numbers, what is equal where the values are equal."""
+        """Return for each entry, and for the optimizer's numbers, a value that is equal if they are equal."""
         assert self.record is not None
         found = {
             "learning rate and other numbers of the optimizer's groups": json.dumps(
@@ -221,7 +220,7 @@ class UserState:
     # Loading.
 
     def reset(self) -> None:
-        """Make the objects what they are before the first update of the parameters that the model has."""
+        """Make the objects what they are before the first update of the model's present parameters."""
         unused = self._made_for is None
         self._make()
         for name, (document, tensors) in self._begin.items():
@@ -233,7 +232,7 @@ class UserState:
         """Load the objects.
 
         Args:
-            content: of a record; bytes behind it do not matter.
+            content: that of a record; bytes behind it do not matter.
             fill: gives the tensors that are like parameters.
 
         Returns:

@@ -25,12 +25,12 @@ from unicron import device
 from unicron.errors import UnsupportedState
 
 _DICTIONARIES: dict[type[Any], str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
-"""The dictionaries that are kept as what they are: torch's schedulers and modules have these."""
+"""The kinds of dictionaries that are kept: torch's schedulers and modules have these."""
 
 _SEQUENCES: dict[type[Any], str] = {list: "list", tuple: "tuple"}
 
 _KEYS = (str, int, float, bool, type(None))
-"""Types of keys: of the values that JSON has outside of containers."""
+"""Types of keys: those of the values that JSON has outside of containers."""
 
 _LENGTH = struct.Struct("<Q")
 
@@ -43,7 +43,8 @@ DTYPES = frozenset(
 """Types of numbers that both safetensors and a checkpoint's parts have."""
 
 PrefixOf = Callable[[str, torch.Tensor], str | None]
-"""(key, tensor) -> what the key has before the name of the parameter that the tensor is like; None: it is like none."""
+"""(key, tensor) -> the part of the key before the name of the parameter that the tensor is like; None: it is like
+none."""
 
 Fill = Callable[[str, str], Mapping[str, torch.Tensor]]
 """(path, prefix) -> the tensors, by key, that a dictionary has in chunks."""
@@ -74,7 +75,7 @@ def encode(value: Any, entry: str, prefix_of: PrefixOf) -> Values:
         prefix_of: tells which tensors are like a parameter.
 
     Raises:
-        UnsupportedState: it has a value that cannot be written; the message names where.
+        UnsupportedState: the state dict has a value that cannot be written; the message names the place.
     """
     encoder = _Encoder(prefix_of)
     return Values(encoder.encode(value, _quoted(entry)), encoder.tensors, encoder.like_parameters)
@@ -191,7 +192,7 @@ def unpack(content: bytes) -> tuple[Any, list[torch.Tensor], bytes]:
 
 
 def numbers_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers among an optimizer group's hyperparameters, for JSON: what schedulers change.
+    """Return the numbers among an optimizer group's hyperparameters, which schedulers change, for JSON.
 
     A count of steps is not one of them (``unicron.megatron.optimizer.count_steps``).
     """

@@ -138,7 +138,7 @@ class ByteTokenizer:
 
 
 UNREADABLE = (OSError, ValueError, EOFError, pickle.UnpicklingError)
-"""What ``numpy.load`` raises for a file that is cut or overwritten."""
+"""Errors that ``numpy.load`` raises for a file that is cut or overwritten."""
 
 
 def tokenise(text: Path, prefix: Path) -> None:
@@ -146,7 +146,7 @@ def tokenise(text: Path, prefix: Path) -> None:
 
     Args:
         text: the text file.
-        prefix: of the dataset's files, ``<prefix>.bin`` and ``<prefix>.idx``.
+        prefix: the prefix of the dataset's files, ``<prefix>.bin`` and ``<prefix>.idx``.
 
     Raises:
         InvalidSpec: the file contains no text.
@@ -187,7 +187,7 @@ def dataset_prefix(data: str, cache: Path) -> Path:
 
 
 def _version(path: Path) -> str:
-    """Return what tells a file from others, and from itself once it has been changed."""
+    """Return a text that tells a file from others, and from itself once it has been changed."""
     stat = path.stat()
     return f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
 
@@ -205,8 +205,8 @@ class Samples:
         Args:
             spec: the task.
             cache: folder of tokenised text and of the indices that megatron-core builds.
-            recorded: from how many samples the order was drawn, by the checkpoint that the run goes on from; 0: there
-                is none, or it does not say.
+            recorded: the number of samples from which the order was drawn, by the checkpoint from which the run goes
+                on; 0: there is none, or it does not say.
 
         Raises:
             InvalidSpec: the data cannot be read, has tokens beyond the vocabulary or has too few samples; or the
@@ -238,7 +238,7 @@ class Samples:
         return {k: torch.stack([row[k] for row in rows]) for k in ("tokens", "labels", "loss_mask", "position_ids")}
 
     def _sample(self, sample_id: int) -> Any:
-        """Return a sample: of what was drawn at the first start or, behind that, of an epoch that is appended."""
+        """Return a sample: of those drawn at the first start or, behind these, of an epoch that is appended."""
         beyond = sample_id - len(self._first)
         if beyond < 0:
             return self._first[sample_id]

@@ -66,7 +66,7 @@ class Spec:
     bf16: bool
     """Whether parameters and activations are bfloat16; gradients, and the optimizer's own parameters, are float32."""
     overlap: bool
-    """Whether they communicate beside backward and forward passes, with a divided optimizer."""
+    """Whether data-parallel ranks communicate beside backward and forward passes, with a divided optimizer."""
     seed: int
     order_samples: int
     """Samples from whose number the order of all samples is drawn; 0: those of this specification's steps."""
@@ -106,7 +106,7 @@ class Spec:
 
         Args:
             steps: updates that the script applies.
-            micro_batches: in one update of the script.
+            micro_batches: the number in one update of the script.
 
         Raises:
             InvalidSpec: the script and the specification differ.

@@ -29,9 +29,9 @@ class AppliedStep(Step):
 
         Args:
             host: the training.
-            number: of the step.
+            number: the step's.
             left: the step that a failure ended last in this process. It knows the loss, if it is the same step.
-            repeated: whether only what stands behind the step's block comes again.
+            repeated: whether only the code behind the step's block comes again.
         """
         super().__init__(host, number, [])
         self.repeated = repeated
@@ -40,15 +40,15 @@ class AppliedStep(Step):
         self.completed = True
 
     def remaining(self) -> list[int]:
-        """Return none."""
+        """Return no micro-batches."""
         return []
 
     def micro_batches(self) -> Iterator[int]:
-        """Yield none."""
+        """Yield no micro-batch."""
         return iter(())
 
     def all_micro_batches(self) -> list[int]:
-        """Return none."""
+        """Return no micro-batches."""
         return []
 
     def commit_all(

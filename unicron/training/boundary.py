@@ -10,7 +10,7 @@
 A fault inside leaves the section without an exception. A ``with`` block cannot run itself again, so the loop does: it
 gets the step once more, ``step.repeated`` and with nothing to compute (``unicron.training.applied_step``), and comes to
 the section as it did before; so does a process that is new. A section is done once all ranks have come to its end.
-Until then it counts as not done for all of them, and those that had come through it run it again.
+Until then it counts as not done for all ranks, and ranks that had come through it run it again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SectionHost(Protocol):
     link: AgentLink
     faults: FaultInjector
     step: Step | None
-    """The step that the loop has got last in this generation."""
+    """The step that the loop was given last in this generation."""
     open_section: int
     """The step behind which this rank is in a section that is not done; 0: none."""
     random: tuple[int, Callable[[], None]]
@@ -138,9 +138,9 @@ class Section:
 
 
 def random_states() -> Callable[[], None]:
-    """Return what puts the random generators of this process back to what they are now.
+    """Return a function that puts the random generators of this process back to what they are now.
 
-    Python's, numpy's, torch's and those of Megatron's tracker; of the libraries, those that are imported.
+    These are Python's, and numpy's, torch's and those of Megatron's tracker if these libraries are imported.
     """
     found: list[tuple[Callable[[Any], Any], Any]] = [
         (random.setstate, random.getstate()),

@@ -26,20 +26,20 @@ from unicron.link.waiting import Wait
 from unicron.megatron.parallel import data_group, last_stage, model_coordinate, virtual_stages
 
 LEVELS = 4
-"""A request is below this, and so is each status: they are small enumerations (``unicron.link.agent_link``,
+"""Requests and statuses are below this number: they are small enumerations (``unicron.link.agent_link``,
 ``unicron.checkpoint.writer``, ``unicron.snapshot.snapshots``)."""
 
 EXACT_BITS = 53
-"""Bits below which whole numbers are exact in float64."""
+"""Number of bits below which whole numbers are exact in float64."""
 
 
 class Agreement(NamedTuple):
-    """What the ranks agreed on beside the account of the step."""
+    """The agreement of the ranks beside the account of the step."""
 
     request: int
     """The largest request of any rank: one of ``NOTHING``, ``DRAIN``, ... of ``unicron.link.agent_link``."""
     statuses: list[int]
-    """The largest of what each rank reported, place by place."""
+    """The largest value that any rank reported, place by place."""
 
 
 class Member(NamedTuple):
@@ -50,9 +50,9 @@ class Member(NamedTuple):
     shards: int
     """The shards of the model: the ranks of one replica."""
     shard: int
-    """This rank's."""
+    """This rank's shard."""
     reporting: int
-    """The shard that reports losses and samples: for each replica one rank that knows the loss."""
+    """The shard that reports losses and samples: one rank of each replica, which knows the loss."""
     chunks: int = 1
     """Model chunks of each rank, which count micro-batches on their own. The last one computes the loss."""
 
@@ -95,7 +95,7 @@ class EndOfStep:
         self._member, self._total = member, total
         self._counts = _Counts(member)
         self._samples = 0
-        """Sample ids for which a row has room."""
+        """Number of sample ids for which a row has room."""
 
     @property
     def alone(self) -> bool:
@@ -107,9 +107,9 @@ class EndOfStep:
 
         Args:
             partial: the step, on this rank.
-            buckets: of gradients.
+            buckets: the number of buckets of gradients.
             request: what this rank's agent requests for the next boundary.
-            statuses: what this rank reports beside it; each below ``LEVELS``.
+            statuses: what this rank reports beside that; each is below ``LEVELS``.
 
         Raises:
             SampleAccountingError: a micro-batch is missing or was computed twice.
@@ -143,7 +143,7 @@ class EndOfStep:
 
     @property
     def _entry_width(self) -> int:
-        """Numbers of an entry: a micro-batch's loss, its tokens, the number of its sample ids, and the ids."""
+        """Length of an entry: a micro-batch's loss, its tokens, the number of its sample ids, and the ids."""
         return 3 + self._samples
 
     def _write_entries(self, partial: PartialStep, numbers: array[float], first: int, width: int) -> None:
@@ -151,7 +151,7 @@ class EndOfStep:
 
         Args:
             partial: the step, on this rank.
-            numbers: to write to.
+            numbers: the array to write to.
             first: the place of micro-batch 0's entry.
             width: the distance from one entry to the next.
         """
@@ -193,7 +193,7 @@ class _Counts:
         self._base = member.replicas + 1
         self._in_column = int(EXACT_BITS / math.log2(self._base))
         self.columns = -(-member.shards * member.chunks // self._in_column)
-        """Numbers of a row."""
+        """Number of numbers in a row."""
         self._shard, self._chunks = member.shard, member.chunks
 
     def write(self, done: Sequence[Collection[int]], numbers: array[float], first: int, width: int) -> None:
@@ -201,7 +201,7 @@ class _Counts:
 
         Args:
             done: for each chunk, its micro-batches.
-            numbers: to write to.
+            numbers: the array to write to.
             first: the place of the first column of micro-batch 0.
             width: the distance from one micro-batch to the next.
         """

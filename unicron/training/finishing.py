@@ -1,8 +1,8 @@
 """The ends of a training: a stop, and what is behind the last step.
 
-What is done stays until what replaces it is durable. Ranks whose result cannot be written keep the state in their
-memory, copy it to their nodes' memory as well, say why they wait, and try again. Meanwhile they answer holds and
-requests, so that a fault, a drain and a stop go as they do between two steps.
+The state stays until what replaces it is durable. Ranks whose result cannot be written keep the state in their memory,
+copy it to their nodes' memory as well, say why they wait, and try again. Meanwhile they answer holds and requests, so
+that a fault, a drain and a stop go as they do between two steps.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ FIRST_WAIT_S = 1.0
 """Pause before the second try: a hiccup of a file system takes no longer."""
 
 LONGEST_WAIT_S = 10.0
-"""Longest pause between two later tries, each twice as long as the one before: it is written soon after the storage is
-back."""
+"""Longest pause between two later tries; each pause is twice as long as the one before. So the result is written soon
+after the storage is back."""
 
 LOOK_S = 0.5
 """How often ranks that wait look for a hold and for requests, and show that they live."""
 
 
 class Host(Protocol):
-    """What the end of a training needs of it (``unicron.training.generations``)."""
+    """What the end of a training needs from the training (``unicron.training.generations``)."""
 
     link: AgentLink
     snapshots: Snapshots
     user: UserState
     outcomes: Outcomes
-    """What becomes of this generation's checkpoints: reported to the agent."""
+    """The reporter of this generation's checkpoints to the agent."""
     request: int
     """What the agent requests, as all ranks have agreed."""
     last_loss: float | None
@@ -82,12 +82,12 @@ def save_and_stop(host: Host) -> None:
 
 
 class Finishing:
-    """What is behind the last step, in one generation."""
+    """The end of a training behind the last step, in one generation."""
 
     def __init__(self, host: Host, *, can_save: bool) -> None:
         """Begin: nothing is written yet. ``can_save``: whether there is a place for checkpoints."""
         self._host, self._result, self._can_save = host, Result(), can_save
-        # What becomes of the checkpoint here is a part of what is told of the result.
+        # The outcome of the checkpoint here is a part of the report on the result.
         host.outcomes = host.outcomes._replace(failed=lambda step, reason: None)
         self._finished: Finished | None = None
         self._copied = self._saved = False
@@ -98,8 +98,8 @@ class Finishing:
     def until_written(self) -> Finished | None:
         """Write the result, all ranks together, until it is written; return what this rank reports.
 
-        The state is saved, too, where the result cannot be written at once, so that a task that is resumed has only
-        that left to do; and where a script goes on behind the last step: whatever fails there is repeated alone.
+        The state is saved, too, if the result cannot be written at once, so that a task that is resumed has only that
+        left to do; and if a script goes on behind the last step, so that a failure there repeats only that.
 
         Returns:
             None where the agent asks the ranks to move first: ``host.request`` is ``DRAIN``.
@@ -121,7 +121,7 @@ class Finishing:
         return self._finished
 
     def _write(self) -> str:
-        """Write what is not written; return why something could not be, the same on all ranks."""
+        """Write what is not written yet; return why something could not be written, the same on all ranks."""
         host, unsaved, self._folders = self._host, "", []
         if host.runs_script:
             unsaved = self._save()
@@ -147,7 +147,7 @@ class Finishing:
         return reason
 
     def _lends(self) -> bool:
-        """Return whether the processes may end until the result can be written: what is done is kept elsewhere."""
+        """Return whether the processes may end until the result can be written: the state is kept elsewhere."""
         host, waited_s = self._host, time.monotonic() - self._began_s
         copies = host.snapshots
         kept = self._saved or (self._copied and not copies.renews and copies.stored == host.rank_state.applied)
@@ -188,7 +188,7 @@ class Finishing:
             time.sleep(LOOK_S)
 
     def _keep_copy(self) -> None:
-        """Have the state in the nodes' memory, too: a process that ends while it waits then costs no step."""
+        """Copy the state to the nodes' memory, too: a process that ends while it waits then costs no step."""
         host, snapshots = self._host, self._host.snapshots
         status = agreed(snapshots.status, host.link.wait)
         lack = snapshots.agreed(status)

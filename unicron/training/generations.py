@@ -33,8 +33,8 @@ from unicron.training.finishing import Finishing, save_and_stop
 from unicron.training.step import Step
 
 End = Literal["complete", "drained", "broken"]
-"""How a rank leaves a generation: with the last update in model and user's state, at a boundary that all ranks have
-agreed on, or by a failure, which a new generation answers."""
+"""The way in which a rank leaves a generation: with the last update in model and user's state, at a boundary that all
+ranks have agreed on, or by a failure, which a new generation answers."""
 
 
 class Training:
@@ -65,18 +65,18 @@ class Training:
         Args:
             link: to the agent.
             steps: updates to apply.
-            micro_batches: M, in one update, or in the largest; the training loop scales gradients by 1/M.
+            micro_batches: M, the number in one update, or in the largest; the training loop scales gradients by 1/M.
             build: makes model and optimizer.
             initialise: sets the model's first parameters, the same on every rank; without it rank 0's are used.
             checkpoint_every: steps between checkpoints; 0: only when stopped.
-            checkpoint_directory: where they go; empty: the generation's own directory.
-            checkpoint_keep: how many of them to leave; at least 2.
+            checkpoint_directory: where checkpoints go; empty: the generation's own directory.
+            checkpoint_keep: how many of them to keep; at least 2.
             order_samples: samples from whose number their order was drawn, which checkpoints record; 0: not known.
             memory_every: steps between snapshots, where an agent says where they go; 0: none; or ``auto``.
-            precision: of the sums of gradients.
+            precision: the precision of the sums of gradients.
             state: the user's state, as ``unicron.attach`` takes it.
             interleave: model chunks of each rank, where there are several pipeline stages.
-            origin: what the task begins from in place of first parameters.
+            origin: the state from which the task begins in place of first parameters.
             micro_batches_of: M of a step, by its number; None: always the same.
             runs_script: whether a user's script may go on behind the last step, with an agent.
         """
@@ -86,7 +86,7 @@ class Training:
         self.last_step = steps
         """The step behind which the training ends; an earlier one, once the ranks have agreed to end."""
         self.asked_last_step = 0
-        """The step behind which the script asks for the end; 0: it does not."""
+        """The step behind which the script asks for the end; 0: it does not ask."""
         self.micro_batches, self._micro_batches_of = micro_batches, micro_batches_of
         self.request = NOTHING
         self.end_of_step: EndOfStep
@@ -118,11 +118,12 @@ class Training:
         self._joined = JoinResult(source="")
         self.last_loss: float | None = None
         self.step: Step | None = None
-        """The step that the loop has got last in this generation."""
+        """The step that the loop was given last in this generation."""
         self.open_section = 0
         """The step behind which this rank is in a boundary section that is not done; 0: none."""
         self.random: tuple[int, Callable[[], None]] = 0, lambda: None
-        """The step of the newest section, and what puts random generators back to what they were before its first."""
+        """The step of the newest section, and a function that puts random generators back to their state before its
+        first run."""
         self._left_step: Step | None = None
         """The step that a failure ended last."""
         self._checks_user = self.in_applied_step = False
@@ -149,7 +150,7 @@ class Training:
         """Yield the steps to do, through all generations, until the last one is applied everywhere."""
         drained = False
         self.link.undone = lambda: (self._applied(), self.last_step)
-        while self.link.at_end is None:  # else a script asks again behind the last step
+        while self.link.at_end is None:  # otherwise a script asks again behind the last step
             self._leave_generation()
             configure = self.link.next_generation(self._applied(), drained=drained)
             drained = False
@@ -173,7 +174,7 @@ class Training:
         if repeats and not (yield from self._repeat_update()):
             return "broken"
         if self._checks.keeps_state and self.rank_state.applied < self.last_step:
-            # A newcomer's part is what it has received, and not what its script may make of it.
+            # A newcomer's part is the state that it has received, not what its script may make of it.
             self.snapshots.keep(self.rank_state, self.user.record, at_once=not self._checks.proven)
         first = self._checks_user = True
         while self.rank_state.applied < self.last_step:
@@ -183,10 +184,11 @@ class Training:
                 self.last_loss = step.loss
             self._place_user_state(step)
             if step.left:
-                # Behind the last update too: this rank has reported the failure, which a new generation answers.
+                # This is so behind the last update too: this rank has reported the failure, which a new generation
+                # answers.
                 return "broken"
             if first:
-                # Before anybody stores the state.
+                # This comes before anybody stores the state.
                 if not self._attempt(self._compare):
                     return "broken"
                 self._report_resumed(step)
@@ -227,7 +229,7 @@ class Training:
         """Put the user's state back to what it is behind a step that is repeated.
 
         Raises:
-            WrongLoop: a tensor was changed in place, of which there is no copy.
+            WrongLoop: a tensor of which there is no copy was changed in place.
         """
         if self.step is None or not self.step.repeated:
             return
@@ -239,7 +241,7 @@ class Training:
             )
 
     def _place_user_state(self, step: Step) -> None:
-        """Find out which update the user's state stands behind, now that the script has done what it does in a step."""
+        """Find out behind which update the user's state stands, now that the script has done its part of a step."""
         if step.left:
             self._left_step = step
             self.user.leave_step(step.number, updated=self.rank_state.version >= step.number)
@@ -309,7 +311,7 @@ class Training:
                 raise
             raise InvalidSpec(f"{err}; {self._writer.unusable}") from err
         self.step = None
-        # A newcomer, too: another fault may come before it is in the section.
+        # This holds for a newcomer, too: another fault may come before it is in the section.
         self.open_section = self.rank_state.applied if self._joined.repeats_section else 0
         if self.configure.generation > 1:  # the steps up to here may have failed: see finite_checks
             self.rank_state.finite.each_until = max(self.rank_state.applied, self.configure.fault_step) + 1
@@ -324,11 +326,12 @@ class Training:
     def _prove_target(self) -> None:
         """Find out whether the nodes see the same place for checkpoints, where that is not known.
 
-        Before any of them reads its state there: a task that resumes would otherwise fail at that, with less to say.
+        This is done before any node reads its state there: a task that resumes would otherwise fail at that, with less
+        to say.
 
         Raises:
-            InvalidSpec: they do not, at the start of a task that is to write checkpoints; or what would reach the place
-                is not installed here.
+            InvalidSpec: they do not, at the start of a task that is to write checkpoints; or a package that would reach
+                the place is not installed here.
         """
         problem = target.problem_of(
             target.root(self._checkpoint_directory, self.configure), self.configure, self.link.wait
@@ -385,8 +388,8 @@ class Training:
     def statuses(self) -> tuple[int, ...]:
         """Return what this rank reports at the end of a step: the statuses of its checkpoint and of its snapshot.
 
-        And whether a checkpoint is due, which a rank that came after an interrupted one does not know; its wish; and
-        whether the training is to end here.
+        The report also says whether a checkpoint is due, which a rank that came after an interrupted one does not know;
+        the rank's wish; and whether the training is to end here.
         """
         ends = self.asked_last_step == self.rank_state.step_in_progress.step
         due = int(self._checkpoint_due)
@@ -465,7 +468,10 @@ class Training:
         return True
 
     def survives(self, error: BaseException) -> bool:
-        """Report an error; return whether the process goes on in a new generation. Ends a supervised process if not."""
+        """Report an error; return whether the process goes on in a new generation.
+
+        If it does not, a supervised process ends.
+        """
         if not isinstance(error, Exception):
             return False
         link = self.link

@@ -86,14 +86,14 @@ class Run:
     def boundary(self, *, meets: bool = True) -> Section:
         """Return a section of the loop, for what ranks do together between two steps: an evaluation, a file.
 
-        To be entered behind a step's block, by all ranks. A fault inside leaves the block without an exception; the
-        next step that the loop yields is then the same one again, with ``step.repeated`` and nothing to compute: so the
-        loop comes to the section once more, in a new generation and with the random generators as they were.
+        All ranks must enter it, behind a step's block. A fault inside leaves the block without an exception; the next
+        step that the loop yields is then the same one again, with ``step.repeated`` and nothing to compute: so the loop
+        comes to the section once more, in a new generation and with the random generators as they were.
 
         Args:
             meets: whether parameters that other ranks have updated are waited for at the section's beginning, and all
-                ranks at its end. Without, a rank that is lost in a section that the
-                others have left does not bring the section back: only for what ends with a collective of its own.
+                ranks at its end. Without that, a rank that is lost in a section that the others have left does not
+                bring the section back; use this only for work that ends with a collective of its own.
         """
         return Section(self._training, meets=meets)
 
@@ -105,8 +105,8 @@ class Run:
     def heartbeat(self) -> None:
         """Report that this rank is at work on something else than a step: evaluation, a file of the script's own.
 
-        To be called between steps, before work that takes minutes and then at least once in ``slow_region_timeout_s``
-        (120 s); else the rank counts as hanging, one that is at work after ``busy_timeout_s`` (240 s). The report
-        counts until the next step begins.
+        Call this between steps, before work that takes minutes and then at least once in ``slow_region_timeout_s`` (120
+        s); else the rank counts as hanging, one that is at work after ``busy_timeout_s`` (240 s). The report counts
+        until the next step begins.
         """
         self._training.heartbeat()

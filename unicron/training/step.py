@@ -30,18 +30,18 @@ of them is short beside the limit for a hang, which is a multiple of the step.""
 
 
 class StepHost(Protocol):
-    """What a step needs of the training that it belongs to (``unicron.training.generations``)."""
+    """What a step needs from the training that it belongs to (``unicron.training.generations``)."""
 
     link: AgentLink
     faults: FaultInjector
     request: int
-    """What the ranks agreed to do at the next boundary; the step sets it."""
+    """What the ranks have agreed to do at the next boundary; the step sets it."""
     end_of_step: EndOfStep
     """The agreements at the end of this generation's steps."""
     snapshots: Snapshots
     """This rank's snapshots."""
     asked_last_step: int
-    """The step behind which the script asks for the end of the training; 0: it does not."""
+    """The step behind which the script asks for the end of the training; 0: it does not ask."""
 
     @property
     def rank_state(self) -> RankState:
@@ -72,7 +72,7 @@ class Step:
         self.number = number
         """Number of the step, counted from 1."""
         self.assigned = assigned
-        """The micro-batches that this rank's replica computes; of an interrupted step, those that are missing."""
+        """The micro-batches that this rank's replica computes; in an interrupted step, those that are missing."""
         self.completed = False
         """Whether the update has been applied."""
         self.loss = float("nan")
@@ -120,7 +120,7 @@ class Step:
         scale = self._host.rank_state.loss_scale
         for k in self.remaining():
             self._enter_micro_batch()
-            # Not the last call if earlier ones are not committed: the loop may compute all of them together.
+            # This is not the last call if earlier ones are not committed: the loop may compute all of them together.
             self._begin_call(1, is_last=self.remaining() == [k])
             yield k
             if scale.applies and k in self.remaining():
@@ -192,17 +192,18 @@ class Step:
         """Count micro-batches as done whose gradients are in the buffers together.
 
         Args:
-            micro_batches: which.
+            micro_batches: their numbers.
             losses: the mean loss of each, as a number or a tensor of one element, or its sum over tokens and their
                 number; empty on ranks that do not compute it (pipeline stages before the last). A tensor is read at the
                 end of the step, so that the host does not wait for the device here.
             ids: the samples of each.
-            chunk: the number of the model chunk that has done them (``unicron.each_backward`` tells); None: all have.
+            chunk: the number of the model chunk that has done them (``unicron.each_backward`` tells); None: all chunks
+                have.
 
         Raises:
             NonFiniteValue: a loss that is a number is not finite or, in exact mode, a gradient.
             WrongLoop: several at once in exact mode, which must tell their gradients apart; a loss of several elements;
-                or sums over tokens for some micro-batches alone, where gradients are divided by tokens.
+                or sums over tokens for only some micro-batches, if gradients are divided by tokens.
         """
         link, state = self._host.link, self._host.rank_state
         kept = [noted(loss) for loss in losses]
@@ -285,8 +286,8 @@ class Step:
     def end_training(self) -> None:
         """Have the training end behind this step, though there are steps left: a task that is resumed does them.
 
-        To be called before ``reduce``, in which the ranks agree on it: it is enough that one of them asks for it. A
-        process that comes later learns of it from the others.
+        Call this before ``reduce``, in which the ranks agree on it; it is enough that one of them asks. A process that
+        comes later learns of it from the others.
 
         Raises:
             WrongLoop: the gradients are reduced already.
@@ -327,11 +328,11 @@ class Step:
         """Scale the gradients so that their norm is at most ``limit``; return the norm before.
 
         The result is the same to the last bit in every data- and pipeline-parallel layout, as ``exact`` needs it
-        (``unicron.megatron.clipping``). To be called between ``reduce`` and the optimizer's step.
+        (``unicron.megatron.clipping``). Call this between ``reduce`` and the optimizer's step.
 
         Raises:
             RuntimeError: a collective broke; the gradients are as they were.
-            WrongLoop: the optimizer has a loss scale, by which it divides them later, and clips them itself.
+            WrongLoop: the optimizer has a loss scale, by which it divides the gradients later, and clips them itself.
         """
         state = self._host.rank_state
         if state.scaler.applies:

@@ -1,4 +1,4 @@
-"""What Megatron-LM says of its progress to anybody: the line of its log for each report, and its tracker file.
+"""What Megatron-LM shows of its progress: the line of its log for each report, and its tracker file.
 
 Forks keep both, so it is known of a script that the library cannot heal inside the step in which step it is, and from
 which one it would go on.
@@ -28,7 +28,7 @@ class Report(NamedTuple):
 
 
 class SavedStep(NamedTuple):
-    """A complete checkpoint: of which step, and its folder."""
+    """A complete checkpoint: its step and its folder."""
 
     step: int
     path: str
@@ -62,7 +62,7 @@ def saved_step(folder: str) -> SavedStep | None:
         return None
     try:
         step = int((Path(folder) / TRACKER).read_text().strip())
-    except (OSError, ValueError):  # not there, or of a release
+    except (OSError, ValueError):  # the tracker is not there, or names a release
         return None
     path = Path(folder).resolve() / f"iter_{step:07d}"
     return SavedStep(step, str(path)) if step > 0 and path.is_dir() else None

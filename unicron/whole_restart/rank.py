@@ -1,4 +1,4 @@
-"""The rank process of a task that restarts whole (``loop: restart``): what torchrun's agent is to a script.
+"""The rank process of a task that restarts whole (``loop: restart``): it is to a script what torchrun's agent is.
 
 In each generation the process starts the script with torchrun's variables. A hold ends the script, whatever it does,
 and the next generation starts it again, on all workers. The script goes on from its own checkpoint. So nothing of the
@@ -39,7 +39,7 @@ for the lost peer."""
 
 STOP_GRACE_S = 240.0
 """How long a script may take to end on SIGTERM where no fault has struck, so that it can save. It is one minute less
-than the default of ``resume_timeout_s``, for which a stop is waited for."""
+than the default of ``resume_timeout_s``, which is how long a stop is waited for."""
 
 LOOK_S = 1.0
 """Pause between two looks at the steps that peers have reported and at the checkpoints: short beside steps of a second
@@ -52,7 +52,8 @@ KILL = "kill"
 """The one kind of injected fault (``unicron.process.faults``) that needs nothing of a script."""
 
 _STEP, _ENDED, _ALL_ENDED = "script/step", "script/ended", "script/all-ended"
-"""Keys in the generation's store: the newest report; how many scripts have ended with 0, and whether all have."""
+"""Keys in the generation's store: the newest report; the number of scripts that have ended with 0, and whether all
+have."""
 
 _OWN = (environment.SOCKET, environment.SPEC, environment.TASK, environment.WORKER, environment.MEMORY)
 """Variables of this process that the script does not get: with them the library would take it for a rank."""
@@ -92,7 +93,7 @@ class _Rank:
             except RuntimeError as error:
                 if not reporting.is_communication(error):
                     raise
-                reporting.report(self._link, error, step=self._step)  # the store's node is lost, which a hold will say
+                reporting.report(self._link, error, step=self._step)  # the store's node is lost, and a hold will follow
                 drained = False
 
     def _generation(self, configure: Configure) -> bool:
@@ -122,10 +123,10 @@ class _Rank:
                 return False
             if script.code == 0 and not arrived:
                 arrived = True
-                script.end(HOLD_GRACE_S)  # what it has left behind
+                script.end(HOLD_GRACE_S)  # processes that the script has left behind
                 _arrive(store, configure.world_size)
             if arrived and _have_all_ended(store):
-                self._look(configure, store)  # what the last one has said before it ended
+                self._look(configure, store)  # the reports that the last script made before it ended
                 self._finish(configure)
 
     def _resumed(self, configure: Configure) -> None:
@@ -155,7 +156,7 @@ class _Rank:
             elif report is None and configure.rank == 0 and store is not None and store.check([_STEP]):
                 report = Report(*json.loads(store.get(_STEP)))
         except RuntimeError:
-            return  # as in ``run``
+            return  # the options are as in ``run``
         if report is not None and report.step > self._step:
             self._step = report.step
             self._link.progress(report.step, "script", loss=report.loss, duration_s=report.step_s)
@@ -202,7 +203,7 @@ class _Rank:
 
 
 def _inject(message: Inject) -> None:
-    """Have a requested fault happen: of a script that does not use the library, only that its process is killed."""
+    """Have a requested fault happen: a script without the library can only have its process killed."""
     if message.kind == KILL:
         os.kill(os.getpid(), signal.SIGKILL)
     print(f"unicron: a script that restarts whole knows no fault {message.kind!r}, only {KILL!r}", flush=True)
@@ -267,7 +268,7 @@ def _have_all_ended(store: dist.Store | None) -> bool:
 def _end_by(number: int) -> NoReturn:
     """End this process by the signal that has ended its script, so that the agent reports that."""
     faulthandler.disable()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the script's own would be of use, not this one
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core of the script would be of use, not this one's
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

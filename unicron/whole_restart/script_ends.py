@@ -19,7 +19,7 @@ USAGE_STATUS = 2
 
 _TRACEBACK = "Traceback (most recent call last):"
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]:\s?", re.MULTILINE)
-"""What torch puts in front of each line of a traceback that ends a process."""
+"""Text that torch puts in front of each line of a traceback that ends a process."""
 
 _ERROR_LINE = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?:: (?P<detail>.*))?$")
 
@@ -27,13 +27,14 @@ _LOST_PEER = re.compile(
     r"Connection (closed by peer|reset by peer|refused)|Broken pipe|Socket Timeout|ncclRemoteError|ncclSystemError|"
     r"NCCL communicator was aborted|[Ww]atchdog|gloo/transport|collective operation timeout|Timed out waiting"
 )
-"""What gloo, NCCL and torch's stores say of a lost peer, and NCCL's watchdog of a collective that does not end."""
+"""Texts of gloo, NCCL and torch's stores about a lost peer, and of NCCL's watchdog about a collective that does not
+end."""
 
 _OF_COLLECTIVES = frozenset({"RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
-"""Names of the errors in which they say so; other errors with such a text are about connections of the script's own."""
+"""Names of the errors with these texts; other errors with such a text are about connections of the script's own."""
 
 _CANNOT_RUN = frozenset({"ModuleNotFoundError", "ImportError", "SyntaxError", "IndentationError"})
-"""Errors that say at its first start that a script cannot run as it is; a restart would not help."""
+"""Errors at its first start that show that a script cannot run as it is; a restart would not help."""
 
 
 class ScriptEnd(NamedTuple):

@@ -20,25 +20,24 @@ from pathlib import Path
 from unicron.process.processes import PR_SET_PDEATHSIG
 
 TAIL_BYTES = 64 * 1024
-"""Bytes kept of the end of the output: several tracebacks."""
+"""Number of bytes kept of the end of the output: several tracebacks."""
 
 DRAIN_S = 1.0
-"""How long the rest of the output of a script that has ended may take; a process that it has left may keep it open."""
+"""How long the rest of the output of an ended script may take; a process that the script has left may keep it open."""
 
 LOOK_S = 0.02
 """Pause between two looks whether processes that were asked to end have ended: short beside a new start."""
 
 _LINE_BYTES = 64 * 1024
-"""Longest line of the output; the rest of a longer one counts as the next line: what is looked for stands in short
-lines."""
+"""Longest line of the output; the rest of a longer line counts as the next: the lines that are looked for are short."""
 
 
 class ScriptProcess:
     """A running script.
 
     Args:
-        command: its command line.
-        environment: all of its variables.
+        command: the script's command line.
+        environment: all of the script's variables.
         on_line: called with each line of its output, on a thread of its own.
         on_end: called when it has ended, on a thread of its own.
 
@@ -103,7 +102,7 @@ class ScriptProcess:
         while _others() and time.monotonic() < until_s and not hurry():
             time.sleep(LOOK_S)
         while _others():
-            _signal_all(signal.SIGKILL)  # again for those that were begun meanwhile
+            _signal_all(signal.SIGKILL)  # once more, for processes that were begun meanwhile
             time.sleep(LOOK_S)
 
     def _wait(self) -> None:
@@ -116,7 +115,7 @@ class ScriptProcess:
         assert self._process.stdout is not None
         line = bytearray()
         while data := os.read(self._process.stdout.fileno(), 64 * 1024):
-            sys.stdout.buffer.write(data)  # which never fails (``unicron.process.output``)
+            sys.stdout.buffer.write(data)  # this stream never fails (``unicron.process.output``)
             sys.stdout.buffer.flush()
             self._tail += data
             del self._tail[: max(0, len(self._tail) - TAIL_BYTES)]

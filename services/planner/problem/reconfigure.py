@@ -155,7 +155,10 @@ def _own_reason(task: Task) -> str:
 
 
 def worker_order(state: State, task: Task, planned: Mapping[str, str] | None = None) -> list[str]:
-    """Return the usable workers planned for the task, owners of its state first, each group in rank order."""
+    """Return the usable workers planned for the task, owners of its state first, each group in rank order.
+
+    An owner that a plan in progress has given to another task is left out. ``planned``: see ``planned_workers``.
+    """
     of = planned_workers(state.tasks.values()) if planned is None else planned
     usable = usable_workers(state.nodes)
     kept = [w for w in task.live_owners if of.get(w, task.name) == task.name]
