@@ -106,8 +106,8 @@ def _with_compiled_helpers() -> None:
     spec.loader.exec_module(sys.modules[name])
 
 
-def apply() -> None:
-    """Change torch and Megatron-LM."""
+def core() -> None:
+    """Change torch and megatron-core."""
     _without_triton()
     if not hasattr(typing, "override"):  # core 0.18 and later take it from there, which Python 3.11 does not have
         typing.override = typing_extensions.override  # type: ignore[attr-defined]
@@ -134,21 +134,34 @@ def apply() -> None:
 
     if os.environ.get(FUSED_ADAM):
         _fused_adam()
+    import queue
+
     import megatron.core.datasets.utils as datasets
+    import megatron.core.dist_checkpointing.strategies.filesystem_async as writer
     import megatron.core.pipeline_parallel.schedules as schedules
-    import megatron.training as training
-    import megatron.training.initialize as initialize
 
     # An interleaved pipeline gives the memory of what it sends back at once: a stream still has it, and gloo does not.
     schedules.deallocate_output_tensor = lambda *args: None
     schedules.custom_backward = torch.autograd.backward
 
+    datasets.compile_helpers = _with_compiled_helpers
+    _with_compiled_helpers()
+    made: queue.Queue[Any] = queue.Queue()
+    # A process is spawned for it, which imports the script anew, without these changes.
+    for name in ("_get_write_results_queue", "get_write_results_queue"):  # until core 0.17, and later
+        setattr(writer, name, lambda *args: made)
+
+
+def apply() -> None:
+    """Change torch and Megatron-LM."""
+    core()
+    import megatron.training as training
+    import megatron.training.initialize as initialize
+
     with contextlib.suppress(ImportError):  # core 0.17 has none
         import megatron.legacy.fused_kernels as kernels
 
         kernels.load = lambda args: None  # calls nvcc
-    datasets.compile_helpers = _with_compiled_helpers
-    _with_compiled_helpers()
     stock = initialize.initialize_megatron
 
     @functools.wraps(stock)
@@ -157,11 +170,3 @@ def apply() -> None:
 
     initialize.initialize_megatron = initialize_megatron
     training.initialize_megatron = training.training.initialize_megatron = initialize_megatron
-    import queue
-
-    import megatron.core.dist_checkpointing.strategies.filesystem_async as writer
-
-    made: queue.Queue[Any] = queue.Queue()
-    # A process is spawned for it, which imports the script anew, without these changes.
-    for name in ("_get_write_results_queue", "get_write_results_queue"):  # until core 0.17, and later
-        setattr(writer, name, lambda *args: made)

@@ -12,6 +12,7 @@ import os
 import runpy
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,15 @@ SIGNAL = "UNICRON_TEST_SIGNAL"
 """Environment variable: the name of the signal that is sent in place of SIGKILL."""
 
 
-def fault(folder: Path) -> None:
-    """Place a kill as the environment says."""
+def fault(folder: Path, training: Any, evaluation: str, step: Callable[[], int] = lambda: 0) -> None:
+    """Place a kill as the environment says.
+
+    Args:
+        folder: where it is noted that it is done.
+        training: the owner's module that has ``train()``.
+        evaluation: the name there of the function that evaluates.
+        step: returns the number of the present step.
+    """
     text = os.environ.get(FAULT, "")
     worker, _, rest = text.partition(":")
     mark = folder / f"killed-{worker}"
@@ -38,7 +46,7 @@ def fault(folder: Path) -> None:
 
     def reach() -> None:
         nonlocal left
-        if steps and training.get_args().curr_iteration + 1 != int(steps[0]):
+        if steps and step() != int(steps[0]):
             return
         left -= 1
         if left == 0:
@@ -56,7 +64,6 @@ def fault(folder: Path) -> None:
 
     import megatron.core.dist_checkpointing as dist_checkpointing
     import megatron.core.optimizer.optimizer as optimizers
-    import megatron.training.training as training
     from megatron.core.models.gpt import GPTModel
 
     from unicron.training.step import Step
@@ -70,21 +77,76 @@ def fault(folder: Path) -> None:
         "save": (dist_checkpointing, "save"),
     }
     if where == "evaluate":
-        evaluate = training.evaluate
+        evaluate = getattr(training, evaluation)
 
+        @functools.wraps(evaluate)
         def evaluated(*args: Any, **kwargs: Any) -> Any:
             if not hasattr(GPTModel, "placed"):
                 GPTModel.placed = True
                 before(GPTModel, "forward")
             return evaluate(*args, **kwargs)
 
-        training.evaluate = evaluated
+        setattr(training, evaluation, evaluated)
     elif where == "update":
         from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32  # noqa: F401
 
         before(optimizers, "clip_grad_by_total_norm_fp32")
     else:
         before(*places[where])
+
+
+class Built:
+    """The model that this process has built last, and the place that it trained in."""
+
+    model: list[Any]
+    place: tuple[int, int, int]
+    """Tensor-, pipeline- and data-parallel rank."""
+
+    def noting_model(self, build: Callable[..., Any], of: Callable[[Any], Any] = lambda found: found) -> Any:
+        """Return a function that builds a model, which is noted. ``of``: takes it from what is returned."""
+
+        @functools.wraps(build)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            found = build(*args, **kwargs)
+            self.model = of(found)
+            return found
+
+        return called
+
+    def noting_place(self, train: Callable[..., Any]) -> Any:
+        """Return an owner's ``train()``, with which the place is noted."""
+        from megatron.core import parallel_state
+
+        @functools.wraps(train)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            self.place = (
+                parallel_state.get_tensor_model_parallel_rank(),
+                parallel_state.get_pipeline_model_parallel_rank(),
+                parallel_state.get_data_parallel_rank(),
+            )
+            return train(*args, **kwargs)
+
+        return called
+
+    def run(self, mode: str, script: str, folder: Path, arguments: list[str], run_script: Callable[..., None]) -> None:
+        """Run a script; write the parameters of each shard's first replica, or those of all ranks with the adapter."""
+        import torch
+
+        end: SystemExit | None = None
+        try:
+            if mode == "stock":
+                sys.argv = [script, *arguments]
+                runpy.run_path(script, run_name="__main__")
+            else:
+                run_script(script, arguments)
+        except SystemExit as exits:  # of a run that is to exit early
+            end = exits
+        tensor, pipeline, replica = self.place
+        if replica == 0 or mode == "unicron":
+            found = {f"{i}.{n}": p.detach().clone() for i, m in enumerate(self.model) for n, p in m.named_parameters()}
+            torch.save(found, folder / f"{tensor}-{pipeline}-{replica}.pt")
+        if end is not None:
+            raise end
 
 
 def main(mode: str, script: str, folder: Path, arguments: list[str]) -> None:
@@ -94,51 +156,18 @@ def main(mode: str, script: str, folder: Path, arguments: list[str]) -> None:
     sys.path.insert(0, str(Path(script).parent))
     cpu.apply()
     import megatron.training.training as training
-    import torch
-    from megatron.core import parallel_state
+
+    from unicron.megatron_lm import run_script
 
     if "--use-precision-aware-optimizer" in arguments:
         from tests.unicron import fused_adam
 
         fused_adam.enable()
-    built: dict[str, Any] = {}
-    setup = training.setup_model_and_optimizer
-
-    @functools.wraps(setup)
-    def remember(*args: Any, **kwargs: Any) -> Any:
-        built["model"], *rest = setup(*args, **kwargs)
-        return built["model"], *rest
-
-    train = training.train
-
-    @functools.wraps(train)
-    def trained(*args: Any, **kwargs: Any) -> Any:
-        built["place"] = (
-            parallel_state.get_tensor_model_parallel_rank(),
-            parallel_state.get_pipeline_model_parallel_rank(),
-            parallel_state.get_data_parallel_rank(),
-        )
-        return train(*args, **kwargs)
-
-    training.setup_model_and_optimizer, training.train = remember, trained
-    fault(folder)
-    end: SystemExit | None = None
-    try:
-        if mode == "stock":
-            sys.argv = [script, *arguments]
-            runpy.run_path(script, run_name="__main__")
-        else:
-            from unicron.megatron_lm import run_script
-
-            run_script(script, arguments)
-    except SystemExit as exits:  # of a run that is to exit early
-        end = exits
-    tensor, pipeline, replica = built["place"]
-    if replica == 0 or mode == "unicron":
-        found = {f"{i}.{n}": p.detach().clone() for i, m in enumerate(built["model"]) for n, p in m.named_parameters()}
-        torch.save(found, folder / f"{tensor}-{pipeline}-{replica}.pt")
-    if end is not None:
-        raise end
+    built = Built()
+    training.setup_model_and_optimizer = built.noting_model(training.setup_model_and_optimizer, lambda found: found[0])
+    training.train = built.noting_place(training.train)
+    fault(folder, training, "evaluate", lambda: training.get_args().curr_iteration + 1)
+    built.run(mode, script, folder, arguments, run_script)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ RECORD = Path(__file__).with_name("seams.json")
 RE_EXPORTED = {
     "mpu.get_data_parallel_world_size": "megatron/core/parallel_state.py",
     "get_forward_backward_func": "megatron/core/pipeline_parallel/schedules.py",
-    "get_model_config": "megatron/core/utils.py",
     "save_checkpoint": "megatron/training/checkpointing.py",
     "set_jit_fusion_options": "megatron/training/initialize.py",
     "open_file": "megatron/core/msc_utils.py",
@@ -39,18 +38,37 @@ def parameters(seam: Seam, checkout: Path) -> list[str] | None:
 
     What has another name there is an attribute that is found when it is asked for: nothing is known of its parameters.
     """
-    source = checkout / source_of(seam)
-    owner, _, name = seam.name.rpartition(".")
-    body = ast.parse(source.read_text()).body
-    classes = [node.body for node in body if isinstance(node, ast.ClassDef) and node.name == owner]
-    for node in classes[0] if classes else body:
+    tree = ast.parse((checkout / source_of(seam)).read_text())
+    found = parameters_in(tree, seam.name)
+    if found is None and seam.renamed:
+        names = {target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets
+                 if isinstance(target, ast.Name)}  # fmt: skip
+        return [] if seam.renamed.partition(".")[0] in names else None
+    return found
+
+
+def parameters_in(tree: ast.Module, dotted: str) -> list[str] | None:
+    """Return the parameters of a function, a method or a class in a module; None: there is no such one."""
+    owner, _, name = dotted.rpartition(".")
+    body: list[ast.stmt] = tree.body
+    if owner:
+        above = next((node for node in body if getattr(node, "name", None) == owner), None)
+        if isinstance(above, ast.FunctionDef):  # what a decorator gives it
+            return [] if above.decorator_list else None
+        body = above.body if isinstance(above, ast.ClassDef) else body
+    for node in body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             one = node.args
             extra = [item.arg for item in (one.vararg, one.kwarg) if item is not None]
             return [item.arg for item in (*one.posonlyargs, *one.args, *one.kwonlyargs)] + extra
-    names = {target.id for node in body if isinstance(node, ast.Assign) for target in node.targets
-             if isinstance(target, ast.Name)}  # fmt: skip
-    return [] if seam.renamed.partition(".")[0] in names else None
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return (parameters_in(ast.Module(node.body, []), "__init__") or ["self", *_fields(node)])[1:]
+    return None
+
+
+def _fields(node: ast.ClassDef) -> list[str]:
+    """Return the fields of a dataclass."""
+    return [one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
 
 
 def of_checkout(checkout: Path) -> dict[str, list[str] | None]:

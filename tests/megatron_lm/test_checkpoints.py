@@ -9,6 +9,7 @@ import pytest
 
 from tests.megatron_lm import cpu, program
 from tests.megatron_lm import test_pretrain_gpt as runs
+from tests.megatron_lm.courses import differing, parameters
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import agent
 from unicron.protocol.messages import Finished, Resumed
@@ -66,7 +67,7 @@ def test_a_checkpoint_goes_on_in_stock_and_here_whoever_has_saved_it(
         for loads, saves in (("stock", "stock"), ("unicron", "stock"), ("stock", "unicron"))
     }
     for one in (("unicron", "stock"), ("stock", "unicron")):
-        assert runs.differing(found["stock", "stock"], found[one]) == [], one
+        assert differing(found["stock", "stock"], found[one]) == [], one
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("how", LOADS)
 def test_what_is_left_out_of_a_checkpoint_is_left_out_here_too(how: str, saved: Path, tmp_path: Path) -> None:
     stock, ours = (runs.run(mode, tmp_path / mode, 1, f"{LOADS[how]} {saved}") for mode in ("stock", "unicron"))
-    assert runs.differing(stock, ours) == []
+    assert differing(stock, ours) == []
 
 
 @pytest.mark.parametrize("asked", ["--exit-interval 3", "--exit-duration-in-mins -1", "--exit-signal-handler"])
@@ -100,7 +101,7 @@ def test_a_run_that_is_to_exit_early_saves_and_exits_where_stock_does_and_goes_o
             saved = "3 4" if "interval" in asked else "1 2"
             assert (folder / "latest_checkpointed_iteration.txt").read_text() == saved.split()[number]
     for number in range(2):
-        assert runs.differing(ran["stock", number], ran["unicron", number]) == []
+        assert differing(ran["stock", number], ran["unicron", number]) == []
 
 
 async def test_a_task_that_is_to_exit_early_has_succeeded_though_a_process_is_lost_as_it_saves(
@@ -112,7 +113,7 @@ async def test_a_task_that_is_to_exit_early_has_succeeded_though_a_process_is_lo
             assert {one.step for one in a.of(Finished)} == {3}
         tracker = tmp_path / name / "checkpoints" / "latest_checkpointed_iteration.txt"
         assert tracker.read_text() == "3"
-    assert runs.differing(runs.parameters(tmp_path / "quiet"), runs.parameters(tmp_path / "faulty")) == []
+    assert differing(parameters(tmp_path / "quiet"), parameters(tmp_path / "faulty")) == []
 
 
 @pytest.mark.parametrize("named", ["--pretrained-checkpoint", "--exit-on-missing-checkpoint --load"])
@@ -133,7 +134,7 @@ async def test_what_was_saved_through_a_fault_goes_on_in_stock(tmp_path: Path, s
             await runs.train(a, spec_file, tmp_path / name, lost)
         load = f"--ckpt-step 2 --load {tmp_path / name}/checkpoints {TENSOR}"
         found.append(runs.run("stock", tmp_path / f"{name}-goes-on", 2, load))
-    assert runs.differing(*found) == []
+    assert differing(*found) == []
 
 
 async def test_a_task_that_begins_from_stock_s_checkpoint_is_healed(
@@ -144,4 +145,4 @@ async def test_a_task_that_begins_from_stock_s_checkpoint_is_healed(
             generation = await runs.train(a, spec_file, tmp_path / name, lost, f"--load {saved}", applied=3)
             (resumed, *_) = a.of(Resumed, generation=1 if not lost else generation)
             assert (resumed.source, resumed.step) == (("own", 4) if lost else ("loaded", 3))
-    assert runs.differing(runs.parameters(tmp_path / "quiet"), runs.parameters(tmp_path / "faulty")) == []
+    assert differing(parameters(tmp_path / "quiet"), parameters(tmp_path / "faulty")) == []

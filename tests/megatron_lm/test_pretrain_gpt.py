@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.megatron_lm.courses import ROOT, differing, farthest, parameters, through_a_fault, torchrun
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import Agent, agent
 from unicron.protocol.messages import Resumed
@@ -30,14 +28,9 @@ pytestmark = [
     pytest.mark.skipif(not CHECKOUT, reason="UNICRON_MEGATRON_LM names no checkout of Megatron-LM"),
 ]
 
-ROOT = Path(__file__).resolve().parents[2]
-
 STEPS, BATCH = 4, 12
 
 MODES = ("stock", "unicron")
-
-CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-"""What Megatron-LM asks for with tensor parallelism."""
 
 ARGUMENTS = (
     "--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --max-position-embeddings 32 "
@@ -109,44 +102,12 @@ def arguments(extra: str) -> list[str]:
     return given
 
 
-def parameters(folder: Path) -> dict[str, Any]:
-    """Return the parameters of the first replica, by shard and name."""
-    import torch
-
-    files = sorted(folder.glob("*-0.pt"))
-    assert files
-    return {f"{path.stem}/{name}": value for path in files for name, value in torch.load(path).items()}
-
-
-def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Return the names of the parameters that are not the same to the last bit."""
-    assert one.keys() == other.keys()
-    return [name for name in one if not one[name].equal(other[name])]
-
-
 def run(
     mode: str, folder: Path, ranks: int, extra: str, environment: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Any]:
     """Run the script under torchrun; return the parameters at its end."""
-    folder.mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     program = [str(ROOT / "tests/megatron_lm/program.py"), mode, f"{CHECKOUT}/pretrain_gpt.py", str(folder)]
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port)]
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    fixed = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    with (folder / "output").open("w") as output:
-        subprocess.run(
-            [sys.executable, *torchrun, *program, *arguments(extra)],
-            cwd=folder,
-            env={**os.environ, **fixed, **CONNECTIONS, **environment},
-            stdout=output,
-            stderr=output,
-            timeout=280,
-            check=True,
-        )
-    return parameters(folder)
+    return torchrun(folder, ranks, [*program, *arguments(extra)], environment=environment)
 
 
 def _ramps_up() -> bool:
@@ -163,11 +124,6 @@ def test_the_parameters_are_those_of_stock(layout: str, tmp_path: Path) -> None:
         skipped = [re.findall(r"skipped iterations: +(\d)", (tmp_path / m / "output").read_text()) for m in MODES]
         assert {"0", "1"} <= set(skipped[0])
         assert skipped[0] == skipped[1]
-
-
-def farthest(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """Return the largest difference between two parameters of the same place."""
-    return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
 def test_three_replicas_are_as_far_from_stock_as_layouts_of_stock_are_from_each_other(tmp_path: Path) -> None:
@@ -214,25 +170,9 @@ async def train(
     iterations = "" if "--train-samples" in extra else f"--train-iters {steps}"
     script = write_script(folder, f"{extra} {iterations}")
     spec = spec_file(exact=False, deterministic_sums=deterministic, steps=steps, script=str(script))
-    workers = ["w0", "w1"]
     where = {"PYTHONPATH": os.pathsep.join(filter(None, (CHECKOUT, os.environ.get("PYTHONPATH"))))}
-    for worker in workers:
-        await a.fork(worker, spec, {"UNICRON_TEST_FAULT": lost and f"w1:{lost}", **where})
-    generation = await a.configure(dict.fromkeys(workers, "initial"))
-    if lost:
-        await a.until(lambda: "w1" in a.exits, 200)
-        await a.hold(["w0"])
-        members, fault_step = {"w0": "live"}, (PLACES | OF_PRECISIONS)[lost] if applied is None else applied
-        if replaced:
-            generation = await a.configure(members, stage="interrupted", fault_step=fault_step)
-            await a.fork("w2", spec, where)
-            await a.resumed(generation)
-            await a.drain(["w0"])
-            members["w2"] = "take"
-        generation = await a.configure(members, fault_step=fault_step)
-    await a.until(lambda: all(w in a.exits for w in a.members), 300)
-    assert [a.exits[w][1] for w in a.members] == [0] * len(a.members), a.output("w0")[-3000:]
-    return generation
+    step = (PLACES | OF_PRECISIONS)[lost] if lost and applied is None else applied or 0
+    return await through_a_fault(a, spec, lost, step, where, replaced=replaced)
 
 
 PLACES = {"forward:9": 1, "reduce:1": 0, "update:2": 1, "evaluate:3": 2, "save:1": 2}

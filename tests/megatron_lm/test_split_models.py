@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.megatron_lm.test_pretrain_gpt import CHECKOUT, differing, farthest, parameters, write_script
+from tests.megatron_lm.courses import differing, farthest, parameters
+from tests.megatron_lm.test_pretrain_gpt import CHECKOUT, write_script
 from tests.parity.courses import Course, TaskLayout, plan
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import Agent, agent

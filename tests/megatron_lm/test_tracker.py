@@ -65,7 +65,7 @@ def test_what_a_broken_attempt_has_left_is_put_aside(tmp_path: Path) -> None:
     tracker.put_aside(made)
     assert not made.exists()
     (aside,) = tmp_path.iterdir()
-    assert aside.name.startswith("iter_0000004.unfinished-")
+    assert aside.name.startswith("unfinished-iter_0000004-")
     tracker.put_aside(made)
 
 

@@ -25,7 +25,7 @@ class Exits:
         """Take the arguments from stock.
 
         Args:
-            args: Megatron-LM's arguments.
+            args: Megatron-LM's arguments, or megatron-bridge's settings of a training: these have the same names there.
             steps: the number of steps of the whole training.
         """
         self._args, self._steps = args, steps

@@ -55,6 +55,11 @@ class Loading:
             return f"--pretrained-checkpoint {pretrained}"
         return f"--load {load}"
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether stock does not begin without it."""
+        return bool(self._args.pretrained_checkpoint or self._args.exit_on_missing_checkpoint)
+
     def step(self) -> int:
         """Return the iteration of the checkpoint: 0 for parameters alone; -1: there is none.
 
@@ -89,31 +94,43 @@ class Loading:
             RuntimeError: a peer was lost.
         """
         args = self._args
-        args.consumed_train_samples = args.consumed_valid_samples = 0
         for one in torch_optimizers(optimizer):
             one.state.clear()  # Megatron-LM looks whether there is any
         finetune = args.finetune
         try:
-            found, operations = self._checkpointing.load_checkpoint(
-                model_chunks(model), optimizer, objects["scheduler"].made
-            )
+            found, operations = self._read(model_chunks(model), optimizer, objects["scheduler"].made)
         except (Exception, SystemExit) as err:
             if isinstance(err, UnicronError) or reporting.is_communication(err):
                 raise  # the generation is held, or a peer was lost
             raise InvalidSpec(f"{self}: {str(err) or 'Megatron-LM cannot read it'}") from err
         finally:
-            args.finetune = finetune  # which --pretrained-checkpoint sets for good
+            args.finetune = finetune  # which a pretrained checkpoint sets for good
         iteration = int(found)
         if iteration > self._steps:
             raise InvalidSpec(f"{self}: it is of iteration {iteration}, and the training has {self._steps}")
         _check_counts(optimizer, iteration)
         begun: Begun = objects["begun"]
         begun.iteration, begun.operations = iteration, float(operations if iteration else 0)
-        # What old checkpoints do not say is reckoned as stock does.
-        begun.train_samples = args.consumed_train_samples or iteration * args.global_batch_size
-        evaluated = iteration // args.eval_interval * args.eval_iters if args.eval_interval and args.eval_iters else 0
-        begun.valid_samples = args.consumed_valid_samples or evaluated * args.global_batch_size
+        begun.train_samples, begun.valid_samples = self._consumed(iteration)
         return iteration
+
+    def _read(self, chunks: list[Any], optimizer: Any, scheduler: Any) -> tuple[int, float]:
+        """Have the owner read the checkpoint; return its iteration and its floating-point operations."""
+        self._args.consumed_train_samples = self._args.consumed_valid_samples = 0
+        found: tuple[int, float] = self._checkpointing.load_checkpoint(chunks, optimizer, scheduler)
+        return found
+
+    def _consumed(self, iteration: int) -> tuple[int, int]:
+        """Return the samples of training and validation that a checkpoint which was read has consumed.
+
+        What old checkpoints do not say is reckoned as stock does.
+        """
+        args = self._args
+        evaluated = iteration // args.eval_interval * args.eval_iters if args.eval_interval and args.eval_iters else 0
+        return (
+            args.consumed_train_samples or iteration * args.global_batch_size,
+            args.consumed_valid_samples or evaluated * args.global_batch_size,
+        )
 
 
 def _check_counts(optimizer: Any, iteration: int) -> None:

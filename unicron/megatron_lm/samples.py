@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -144,15 +144,24 @@ class CyclicOrder:
 class Samples:
     """A stand-in for Megatron-LM's iterator of one model chunk, from which the script takes batches."""
 
-    def __init__(self, dataset: Any, cyclic: CyclicOrder | None = None, *, is_test: bool = False) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        cyclic: CyclicOrder | None = None,
+        *,
+        is_test: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
         """Prepare to read a dataset.
 
         Args:
             dataset: None on ranks that do not read one.
             cyclic: the order of the data loader ``cyclic``; None: the dataset's own.
             is_test: whether it is the test set.
+            collate: makes a batch of samples; None: torch's default.
         """
         self._dataset, self._cyclic, self.is_test = dataset, cyclic, is_test
+        self._collate = collate or default_collate
         self._order: deque[tuple[int, list[int]]] = deque()
         self._present: list[int] = []
 
@@ -174,4 +183,4 @@ class Samples:
         if self._dataset is None:
             raise StopIteration
         ids = self._present if self._cyclic is None else self._cyclic.samples(self._present[0])
-        return default_collate([self._dataset[i] for i in ids])
+        return self._collate([self._dataset[i] for i in ids])

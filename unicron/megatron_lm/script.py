@@ -13,16 +13,23 @@ from types import SimpleNamespace
 from typing import Any
 
 
-def run_script(target: str, arguments: Sequence[str] = (), *, is_module: bool = False) -> None:
+def run_script(
+    target: str,
+    arguments: Sequence[str] = (),
+    *,
+    is_module: bool = False,
+    replace: Callable[[], None] | None = None,
+) -> None:
     """Run a script of Megatron-LM's, or one like them, as ``python target arguments`` does.
 
     Args:
         target: the script's path; or the module, which is run as ``python -m`` does.
         arguments: the script's.
         is_module: whether ``target`` is a module.
+        replace: puts an adapter in the place of a ``pretrain()``; None: of Megatron-LM's.
 
     Raises:
-        SeamDiffers: Megatron-LM's training module is not as the adapter needs it; nothing is started.
+        SeamDiffers: the owner's training module is not as the adapter needs it; nothing is started.
     """
     if is_module:
         sys.path.insert(0, str(Path.cwd()))
@@ -30,7 +37,7 @@ def run_script(target: str, arguments: Sequence[str] = (), *, is_module: bool = 
         target = str(Path(target).resolve())
         sys.path.insert(0, str(Path(target).parent))
     sys.argv = [target, *arguments]
-    replace_pretrain()
+    (replace or replace_pretrain)()
     if is_module:
         runpy.run_module(target, run_name="__main__", alter_sys=True)
     else:

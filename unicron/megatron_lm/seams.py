@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
@@ -182,7 +183,13 @@ SEAMS = (
         ("consumed_samples", "consistency_check"),
         "a batch that is ramped up, when train() is entered",
     ),
-    Seam("get_model_config", TRAINING, "called", ("model",), "the model's configuration, which train() changes"),
+    Seam(
+        "get_model_config",
+        "megatron.core.utils",
+        "called",
+        ("model",),
+        "the model's configuration, which train() changes",
+    ),
     Seam("preprocess_common_state_dict", TRAINING, "read", (), "for the last save"),
     Seam(
         "parse_args",
@@ -267,14 +274,29 @@ def check() -> None:
     Raises:
         SeamDiffers: one or more differ; all are named.
     """
+    check_all("Megatron-LM", TRAINING, SEAMS, VERSIONS)
+
+
+def check_all(owner: str, entry: str, seams: Sequence[Seam], versions: Sequence[str]) -> None:
+    """Check the seams of an owner that is installed.
+
+    Args:
+        owner: its name.
+        entry: the module of its training, which is imported first.
+        seams: what the adapter needs of it.
+        versions: the releases that they are for.
+
+    Raises:
+        SeamDiffers: one or more differ; all are named.
+    """
     try:
-        import megatron.training.training  # noqa: F401
+        import_module(entry)
     except ImportError as err:
-        raise SeamDiffers(f"Megatron-LM's training module cannot be imported: {err}", ("pretrain",)) from err
-    problems = {seam.name: problem for seam in SEAMS if (problem := seam.problem())}
+        raise SeamDiffers(f"{owner}'s training module cannot be imported: {err}", ("pretrain",)) from err
+    problems = {seam.name: problem for seam in seams if (problem := seam.problem())}
     if problems:
         raise SeamDiffers(
-            f"this Megatron-LM is not as {', '.join(VERSIONS)} are, which unicron.megatron_lm is for: "
+            f"this {owner} is not as {', '.join(versions)} are, which the adapter is for: "
             + "; ".join(problems.values()),
             tuple(problems),
         )

@@ -19,7 +19,7 @@ class Refused(NamedTuple):
     """An argument with which a step cannot be healed, or not be trained rightly."""
 
     name: str
-    """Name of the attribute of Megatron-LM's arguments."""
+    """Name of the attribute of Megatron-LM's arguments, or the path of a setting in megatron-bridge's configuration."""
     allowed: tuple[Any, ...]
     reason: str
     instead: str = _NEXT_TO_HEALING
@@ -124,6 +124,12 @@ class Plan(NamedTuple):
     global_batch: int
     tensor: int
     pipeline: int
+    eval_interval: int
+    """Steps from one evaluation to the next; 0: there is none."""
+    eval_iters: int
+    """Batches of an evaluation."""
+    seed: int
+    dropout: float
 
 
 def check(args: Any) -> None:
@@ -177,11 +183,11 @@ def switch_off(args: Any) -> None:
         if given != value:
             setattr(args, name, value)
             if name not in _DEFAULTS:
-                _say(f"unicron: --{name.replace('_', '-')} is off: {reason}")
+                say(f"unicron: --{name.replace('_', '-')} is off: {reason}")
 
 
 @functools.cache
-def _say(text: str) -> None:
+def say(text: str) -> None:
     """Print a line, once: a script's arguments are parsed several times."""
     print(text, file=sys.stderr, flush=True)
 
@@ -208,6 +214,10 @@ def plan(args: Any) -> Plan:
         global_batch=args.global_batch_size,
         tensor=args.tensor_model_parallel_size,
         pipeline=args.pipeline_model_parallel_size,
+        eval_interval=args.eval_interval or 0,
+        eval_iters=args.eval_iters or 0,
+        seed=args.seed,
+        dropout=max(args.attention_dropout, args.hidden_dropout),
     )
 
 

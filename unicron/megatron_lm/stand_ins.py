@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import Callable
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
@@ -23,6 +24,20 @@ class OneReplica:
     def get_data_parallel_world_size(self, *args: Any, **kwargs: Any) -> int:
         """Return 1, for any number of replicas."""
         return 1
+
+
+class OneReplicaGroups:
+    """Megatron's ``ProcessGroupCollection`` as ``train()`` reads it: that of the present generation, with one replica.
+
+    ``train()`` goes on through a change of the generation, so it must not have a group itself.
+    """
+
+    dp = SimpleNamespace(size=lambda: 1)
+
+    def __getattr__(self, name: str) -> Any:
+        from megatron.core.process_groups_config import ProcessGroupCollection
+
+        return getattr(ProcessGroupCollection.use_mpu_process_groups(), name)
 
 
 class SchedulerState:

@@ -61,7 +61,7 @@ def sync(folder: Path) -> None:
             if not (folder / name).is_file() or not (folder / name).stat().st_size:
                 raise DamagedCheckpoint(f"{folder}: {name} is not there, or empty")
     for path in (*files, *{path.parent for path in files}, folder):
-        _sync(path)
+        sync_path(path)
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -72,7 +72,7 @@ def replace_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     aside.rename(path)
-    _sync(path.parent)
+    sync_path(path.parent)
 
 
 def names(path: Path, iteration: int) -> bool:
@@ -83,10 +83,12 @@ def names(path: Path, iteration: int) -> bool:
 def put_aside(folder: Path) -> None:
     """Rename what a broken attempt has left of a checkpoint, so that the next one begins in an empty folder."""
     if folder.exists():
-        folder.rename(folder.with_name(f"{folder.name}.unfinished-{time.time_ns()}"))
+        # In front: an owner that deletes old checkpoints takes each ``iter_*`` for one.
+        folder.rename(folder.with_name(f"unfinished-{folder.name}-{time.time_ns()}"))
 
 
-def _sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
+    """Have a file or folder on its device."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
