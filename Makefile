@@ -15,6 +15,7 @@
 #   make test-torch            what depends on torch's version, with the oldest that pyproject.toml admits
 #   make test-parity           every fault in every layout, each followed by every change: up to half an hour
 #   make test-megatron-lm      Megatron-LM's own pretrain_gpt.py with the adapter; needs its checkout (tests/megatron_lm)
+#   make test-bridge           a script of megatron-bridge's with the adapter; needs a folder that has it (docs/megatron-bridge.md)
 #   make mutants               mutants of the pure cores against their tests: about an hour
 #   make test-gpu                what holds on CUDA devices, of which one is enough: up to eight minutes; PARTS="stack overhead"
 #   make test-no-false-alarm   five minutes under load without one error event
@@ -42,7 +43,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-megatron-lm test-nightly test-cores test-ranks test-e2e mutants test-cluster test-containers test-page screenshots test-slurm test-torch test-parity test-gpu test-no-false-alarm test-warm-up fuzz check audit notices requirements openapi bus-page dist format clean
+.PHONY: install demo test test-megatron-lm test-bridge test-nightly test-cores test-ranks test-e2e mutants test-cluster test-containers test-page screenshots test-slurm test-torch test-parity test-gpu test-no-false-alarm test-warm-up fuzz check audit notices requirements openapi bus-page dist format clean
 
 install: $(STAMP)
 
@@ -131,6 +132,10 @@ test-parity: install
 # UNICRON_MEGATRON_LM: a checkout of Megatron-LM, core_v0.16.1.
 test-megatron-lm: install
 	$(PYTEST) -m "slow or not slow" tests/megatron_lm
+
+# UNICRON_BRIDGE: a folder with megatron-bridge and what it imports (docs/megatron-bridge.md).
+test-bridge: install
+	$(PYTEST) -m "slow or not slow" tests/bridge
 
 # PARTS: some of courses, stack, overhead, kills. GPU_PYTHON: an interpreter that has torch for CUDA and what
 # `make install` installs beside it; the project itself need not be installed.

@@ -3,7 +3,7 @@
     UnicronError
     ├── InvalidSpec            the task specification or its data cannot be used
     ├── UnsupportedModel       the model or optimizer that ``build`` returned would train to a wrong result
-    │   └── SeamDiffers        Megatron-LM's training module is not as ``unicron.megatron_lm`` needs it
+    │   └── SeamDiffers        Megatron-LM's or megatron-bridge's training is not as the adapter needs it
     ├── UnsupportedState       an object that a script gives as state cannot be saved, or not in this layout
     ├── MemberDiffers          this process is not what the other members of its generation are
     ├── WrongLoop              the training loop leaves out, or misplaces, a call that a step needs
@@ -34,10 +34,10 @@ class UnsupportedModel(UnicronError):
 
 
 class SeamDiffers(UnsupportedModel):
-    """Megatron-LM's training module is not as the adapter needs it; the message names the seams.
+    """Megatron-LM's or megatron-bridge's training is not as its adapter needs it; the message names the seams.
 
     Attributes:
-        seams: their names (``unicron.megatron_lm.seams``).
+        seams: their names (``unicron.megatron_lm.seams``, ``unicron.bridge.seams``).
     """
 
     def __init__(self, text: str, seams: tuple[str, ...] = ()) -> None:

@@ -126,7 +126,7 @@ def run_script(script: str, arguments: Sequence[str] = (), *, module: str = "", 
         loop: whose loop it runs (``unicron.trainer.spec``).
 
     Raises:
-        SeamDiffers: Megatron-LM is not of a version that its adapter knows.
+        SeamDiffers: Megatron-LM, or megatron-bridge, is not of a version that its adapter knows.
     """
     path = Path(script).resolve()
     sys.argv = [str(path), *arguments]
@@ -135,6 +135,10 @@ def run_script(script: str, arguments: Sequence[str] = (), *, module: str = "", 
         from unicron.megatron_lm.script import replace_pretrain
 
         replace_pretrain()
+    elif loop == spec.BRIDGE:
+        from unicron.bridge import script as bridge
+
+        bridge.replace_pretrain()
     if module:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     else:

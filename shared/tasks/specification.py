@@ -244,11 +244,12 @@ class TaskSpec(Model):
         default=None, exclude_if=lambda module: module is None
     )
     """The module that ``script`` is the file of: it is run as ``python -m`` does."""
-    loop: Literal["unicron", "megatron-lm", "restart"] = Field(
+    loop: Literal["unicron", "megatron-lm", "megatron-bridge", "restart"] = Field(
         default="unicron", exclude_if=lambda loop: loop == "unicron"
     )
-    """Whose training loop the script runs: one on the library, or Megatron-LM's ``pretrain``; ``restart``: any other. A
-    fault of a script of that kind ends it on all workers, and it starts again from its own checkpoint."""
+    """Whose training loop the script runs: one on the library, or Megatron-LM's or megatron-bridge's ``pretrain``;
+    ``restart``: any other. A fault of a script of that kind ends it on all workers, and it starts again from its own
+    checkpoint."""
 
     python: Annotated[str, Field(max_length=4096, pattern=r"^/[^\x00]*$")] | None = Field(
         default=None, exclude_if=lambda python: python is None

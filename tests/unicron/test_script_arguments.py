@@ -137,12 +137,13 @@ async def test_a_rank_starts_the_script_with_the_arguments_of_the_specification(
         assert isinstance(await a.finished(1), Finished)
 
 
+@pytest.mark.parametrize(("adapter", "loop"), [("megatron_lm", spec.MEGATRON_LM), ("bridge", spec.BRIDGE)])
 def test_the_adapter_is_there_before_a_script_that_calls_pretrain(
-    package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    adapter: str, loop: str, package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unicron.megatron_lm.script.replace_pretrain", lambda: print("replaced"))
+    monkeypatch.setattr(f"unicron.{adapter}.script.replace_pretrain", lambda: print("replaced"))
     path = package / "script.py"
-    train.run_script(str(path), ARGUMENTS, loop=spec.MEGATRON_LM)
+    train.run_script(str(path), ARGUMENTS, loop=loop)
     first, said = capsys.readouterr().out.splitlines()
     assert (first, json.loads(said)[2]) == ("replaced", [str(path), *ARGUMENTS])
 

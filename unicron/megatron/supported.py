@@ -251,6 +251,22 @@ _GATHER_IN_UPDATE = _Setting(
 """A setting of ``OptimizerConfig``; Megatron's optimizer sets it on the model."""
 
 
+def configured(model: Any, ddp: Any, optimizer: Any = None) -> Iterator[str]:
+    """Yield a message for each setting with which a Megatron model, if it is built, would train to a wrong result.
+
+    Args:
+        model: its ``TransformerConfig``.
+        ddp: its ``DistributedDataParallelConfig``.
+        optimizer: the optimizer's ``OptimizerConfig``; None: it is not asked for.
+    """
+    for owner, config, settings in (
+        ("DistributedDataParallelConfig", ddp, _DDP_SETTINGS),
+        ("TransformerConfig", model, _MODEL_SETTINGS),
+        ("OptimizerConfig", optimizer, _OPTIMIZER_SETTINGS),
+    ):
+        yield from filter(None, (setting.problem(owner, config) for setting in settings))
+
+
 def _refused(model: Any) -> Iterator[str]:
     """Yield a message for each setting of a Megatron model that would train to a wrong result.
 
@@ -263,10 +279,7 @@ def _refused(model: Any) -> Iterator[str]:
     if ddp.overlap_param_gather and not ddp.overlap_grad_reduce:
         yield "DistributedDataParallelConfig.overlap_param_gather: must be False without overlap_grad_reduce"
     yield _GATHER_IN_UPDATE.problem("DistributedDataParallel", model)
-    for setting in _DDP_SETTINGS:
-        yield setting.problem("DistributedDataParallelConfig", model.ddp_config)
-    for setting in _MODEL_SETTINGS:
-        yield setting.problem("TransformerConfig", model.config)
+    yield from configured(model.config, ddp)
     for name, parameter in model.named_parameters():
         if getattr(parameter, "average_gradients_across_tp_domain", False):
             yield f"model: nothing here averages the gradients of {name} over tensor-parallel ranks, as it asks for"

@@ -17,8 +17,9 @@ from unicron.gradients.precision import Precision
 from unicron.protocol import environment
 from unicron.snapshot.interval import Every
 
-OWN_LOOP, MEGATRON_LM, RESTART = "unicron", "megatron-lm", "restart"
-"""Whose loop a script runs: one on this library, Megatron-LM's ``pretrain``, or another, which restarts whole."""
+OWN_LOOP, MEGATRON_LM, BRIDGE, RESTART = "unicron", "megatron-lm", "megatron-bridge", "restart"
+"""Whose loop a script runs: one on this library, Megatron-LM's or megatron-bridge's ``pretrain``, or another, which
+restarts whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ class Spec:
     module: str = ""
     """The module that the script is the file of; empty: it is run as a file."""
     loop: str = OWN_LOOP
-    """Whose loop the script runs: ``OWN_LOOP``, ``MEGATRON_LM`` or ``RESTART``."""
+    """Whose loop the script runs: ``OWN_LOOP``, ``MEGATRON_LM``, ``BRIDGE`` or ``RESTART``."""
     python: str = ""
     """The interpreter of a script that restarts whole; empty: this process's own."""
 

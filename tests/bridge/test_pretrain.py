@@ -1,0 +1,144 @@
+"""A script of megatron-bridge's, not a byte changed (``make test-bridge``).
+
+Without faults the parameters are stock's, bit for bit. After the loss of a process they are those of a failure-free
+run, and the newest checkpoint is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.megatron_lm.courses import ROOT, differing, parameters, through_a_fault, torchrun
+from tests.unicron.conftest import SpecFile
+from tests.unicron.harness import Agent, agent
+from unicron.protocol.messages import Resumed
+
+FOLDER = os.environ.get("UNICRON_BRIDGE", "")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not FOLDER, reason="UNICRON_BRIDGE names no folder with megatron-bridge"),
+]
+
+STEPS = 4
+
+DIVIDED = "ddp.use_distributed_optimizer=true"
+
+OVERLAPS = f"{DIVIDED} ddp.overlap_grad_reduce=true ddp.overlap_param_gather=true optimizer.overlap_param_gather=true"
+
+LAYOUTS = {
+    "DP1": (1, ""),
+    "DP2": (2, ""),
+    "DP2, cyclic": (2, 'dataset.dataloader_type="cyclic"'),
+    "DP2, bf16": (2, 'mixed_precision="bf16_mixed"'),
+    "DP2, distributed optimizer": (2, DIVIDED),
+    "DP2, distributed optimizer with both overlaps": (2, OVERLAPS),
+    "TP2 and SP": (2, "model.tensor_model_parallel_size=2 model.sequence_parallel=true"),
+    "PP2": (2, "model.pipeline_model_parallel_size=2"),
+    "DP2, a batch that grows": (2, "train.rampup_batch_size=[4,4,20] train.train_iters=7"),
+}
+
+PLACES = {"forward:9": 1, "reduce:1": 0, "update:2": 1, "evaluate:3": 2, "save:1": 2}
+"""Where a process is killed, for the how manieth time that it comes there; and the updates applied before."""
+
+
+def run(mode: str, folder: Path, ranks: int, settings: str) -> dict[str, Any]:
+    """Run the script under torchrun; return the parameters at its end."""
+    program = [str(ROOT / "tests/bridge/program.py"), mode, str(folder), *settings.split()]
+    return torchrun(folder, ranks, program, FOLDER)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_parameters_are_those_of_stock(layout: str, tmp_path: Path) -> None:
+    stock, ours = (run(mode, tmp_path / mode, *LAYOUTS[layout]) for mode in ("stock", "unicron"))
+    assert differing(stock, ours) == []
+    losses = [re.findall(r"lm loss[^|]*", (tmp_path / mode / "output").read_text()) for mode in ("stock", "unicron")]
+    assert losses[0]
+    assert losses[0] == losses[1]
+
+
+def write_script(folder: Path, settings: str) -> Path:
+    """Write what a worker runs, which saves every second step and keeps the newest checkpoint; return its path."""
+    folder.mkdir()
+    script = folder / "script.py"
+    saves = [f'checkpoint.save="{folder}/checkpoints"', "checkpoint.save_interval=2", "checkpoint.most_recent_k=1"]
+    given = [*saves, *settings.split()]
+    script.write_text(
+        "import sys\nfrom pathlib import Path\n"
+        f"sys.path[:] = [{str(ROOT)!r}, *sys.path]\n"
+        f"from tests.bridge.program import main\nmain('unicron', Path({str(folder)!r}), {given!r})\n"
+    )
+    return script
+
+
+async def train(
+    a: Agent, spec_file: SpecFile, folder: Path, lost: str = "", settings: str = "", *, replaced: bool = False
+) -> int:
+    """Train on two workers, of which the second is lost at a place; return the generation that does the rest."""
+    spec = spec_file(exact=False, deterministic_sums=True, steps=STEPS, script=str(write_script(folder, settings)))
+    where = {"PYTHONPATH": os.pathsep.join(filter(None, (FOLDER, os.environ.get("PYTHONPATH"))))}
+    return await through_a_fault(a, spec, lost, PLACES.get(lost, 0), where, replaced=replaced)
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_process_that_is_lost_costs_no_step(place: str, tmp_path: Path, spec_file: SpecFile) -> None:
+    async with agent(tmp_path / "quiet-agent") as a:
+        await train(a, spec_file, tmp_path / "quiet")
+    async with agent(tmp_path / "agent") as a:
+        generation = await train(a, spec_file, tmp_path / "faulty", place)
+        (resumed,) = a.of(Resumed, generation=generation)
+    assert resumed.steps_recomputed == 0
+    assert differing(parameters(tmp_path / "quiet"), parameters(tmp_path / "faulty")) == []
+    saved = tmp_path / "faulty" / "checkpoints"
+    assert (saved / "latest_checkpointed_iteration.txt").read_text() == "4"
+    assert [path.name for path in saved.glob("iter_*")] == ["iter_0000004"]
+    assert (saved / "iter_0000004" / ".metadata").stat().st_size > 0
+    assert len([*saved.glob("unfinished-iter_0000002-*")]) == (place == "save:1")
+
+
+@pytest.mark.parametrize("modes", [("stock", "unicron"), ("unicron", "stock")], ids="-then-".join)
+def test_each_goes_on_from_a_checkpoint_of_the_other(modes: tuple[str, str], tmp_path: Path) -> None:
+    saves = f'checkpoint.save="{tmp_path}/saved" checkpoint.save_interval=2 train.exit_interval=2'
+    run(modes[0], tmp_path / "first", 1, saves)
+    assert (tmp_path / "saved" / "latest_checkpointed_iteration.txt").read_text() == "2"
+    went_on = run(modes[1], tmp_path / "second", 1, f'checkpoint.load="{tmp_path}/saved"')
+    assert differing(run("stock", tmp_path / "whole", 1, ""), went_on) == []
+
+
+def test_the_fields_of_a_specification_are_those_of_the_configuration(tmp_path: Path) -> None:
+    """The script ends at its ``pretrain()``; a setting that is refused is named, and writes nothing."""
+    program = (
+        "import runpy, sys; from tests.bridge.program import apply; apply(); sys.argv[0] = 'unicron.bridge'; "
+        "runpy.run_module('unicron.bridge', run_name='__main__')"
+    )
+    path = os.pathsep.join(filter(None, (str(ROOT), FOLDER, os.environ.get("PYTHONPATH"))))
+
+    def fields(name: str, *settings: str) -> subprocess.CompletedProcess[str]:
+        script = str(ROOT / "tests/bridge/script.py")
+        return subprocess.run(
+            [sys.executable, "-c", program, "--fields", name, script, *settings],
+            cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=280,
+            check=False,
+        )  # fmt: skip
+
+    done = fields(
+        "task.yaml", "model.tensor_model_parallel_size=2", "checkpoint.save_interval=2", 'checkpoint.save="a"'
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "task.yaml").read_text())
+    assert found["model"] == {"layers": 2, "hidden": 32, "heads": 2, "sequence_length": 32, "vocabulary": 64}
+    assert (found["batch"], found["steps"], found["checkpoint"]) == ({"global": 12, "micro": 1}, STEPS, {"every": 2})
+    assert (found["parallel"]["tensor"], found["workers"]) == (2, {"min": 2})
+    refused = fields("other.yaml", "train.iterations_to_skip=[2]")
+    assert "InvalidSpec: train.iterations_to_skip: [2] is not healed inside the step" in refused.stderr
+    assert refused.returncode == 1
+    assert not (tmp_path / "other.yaml").exists()

@@ -1,0 +1,120 @@
+"""What of a configuration of megatron-bridge's is refused, switched off, or told to the planner."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shared.launch.check import FIELDS
+from shared.tasks.specification import parse_spec
+from unicron.bridge import fields, settings
+from unicron.errors import InvalidSpec
+
+
+def configuration(**given: Any) -> SimpleNamespace:
+    """Return a configuration with which a task is healed, but for what is given (``train__skip_train=True``)."""
+    plain: dict[str, dict[str, Any]] = {
+        "train": {
+            "micro_batch_size": 2, "global_batch_size": 8, "rampup_batch_size": None, "train_iters": 20,
+            "eval_interval": None, "eval_iters": 3,
+        },
+        "model": {
+            "num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 32, "vocab_size": 100,
+            "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1,
+            "virtual_pipeline_model_parallel_size": None, "sequence_parallel": True, "attention_dropout": 0.0,
+            "hidden_dropout": 0.1, "tp_comm_overlap": False, "pre_wrap_hook": None, "post_wrap_hook": None,
+        },
+        "checkpoint": {
+            "save": "/a", "save_interval": 5, "load": None, "finetune": False, "load_optim": True, "async_save": False,
+            "ckpt_format": "torch_dist",
+        },
+        "dataset": {"dataloader_type": "single", "data_sharding": True},
+        "optimizer": {"use_distributed_optimizer": True},
+        "ddp": {"overlap_grad_reduce": False},
+        "dist": {"use_gloo_process_groups": True},
+        "rng": {"seed": 7},
+        "tokenizer": {},
+        "logger": {},
+    }  # fmt: skip
+    made = SimpleNamespace(**{name: SimpleNamespace(**part) for name, part in plain.items()})
+    for path, value in given.items():
+        *above, name = path.split("__")
+        setattr(functools.reduce(getattr, above, made), name, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("train__iterations_to_skip", [3]), ("dataset__dataloader_type", "batch"), ("dataset__dataloader_type", None),
+     ("peft", object()), ("dist__use_megatron_fsdp", True), ("checkpoint__ckpt_format", "zarr"),
+     ("train__global_batch_size", None), ("train__rampup_batch_size", [1, 1, 8]), ("model__pre_wrap_hook", print)],
+)  # fmt: skip
+def test_what_cannot_be_healed_is_refused_by_its_name(path: str, value: Any) -> None:
+    settings.check(configuration())
+    name = "train.global_batch_size" if "rampup" in path else path.replace("__", ".")
+    with pytest.raises(InvalidSpec, match=rf"^{name}: "):
+        settings.check(configuration(**{path: value}))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "name"),
+    [("model__num_moe_experts", 8, "TransformerConfig.num_moe_experts"),
+     ("model__fp8", "e4m3", "TransformerConfig.fp8"),
+     ("optimizer__optimizer_cpu_offload", True, "OptimizerConfig.optimizer_cpu_offload")],
+)  # fmt: skip
+def test_what_no_model_is_healed_with_is_refused_before_it_is_built(path: str, value: Any, name: str) -> None:
+    settings.prepare(configuration(model__cuda_graph_impl="local"))
+    with pytest.raises(InvalidSpec, match=rf"^{name}: .*loop: restart"):
+        settings.prepare(configuration(**{path: value}))
+
+
+@pytest.mark.parametrize(("name", "value"), [("finetune", True), ("load_optim", False)])
+def test_a_task_does_not_read_its_own_checkpoint_as_a_beginning(name: str, value: bool) -> None:
+    settings.check(configuration(checkpoint__load="/b", **{f"checkpoint__{name}": value}))
+    with pytest.raises(InvalidSpec, match=f"checkpoint.{name}: "):
+        settings.check(configuration(checkpoint__load="/a", **{f"checkpoint__{name}": value}))
+
+
+def test_what_only_concerns_speed_is_off_and_said(capfd: pytest.CaptureFixture[str]) -> None:
+    config = configuration(model__tp_comm_overlap=True, checkpoint__async_save=True, ft=object())
+    settings.switch_off(config)
+    assert (config.model.tp_comm_overlap, config.checkpoint.async_save, config.ft) == (False, False, None)
+    assert not config.dist.use_gloo_process_groups
+    said = capfd.readouterr().err
+    assert [line.split()[1] for line in said.splitlines()] == ["model.tp_comm_overlap", "checkpoint.async_save", "ft"]
+
+
+def test_the_planner_is_told_what_it_needs() -> None:
+    found = fields.fields(configuration())
+    assert set(FIELDS) <= set(found)
+    spec = parse_spec(found | {"name": "a", "script": "/a.py", "data": "/a.py", "loop": "megatron-bridge"})
+    assert (spec.steps, spec.batch.micro_batches, spec.tensor, spec.workers.min, spec.checkpoint.every) == (
+        20,
+        4,
+        2,
+        2,
+        5,
+    )
+    assert spec.parallel.sequence_parallel
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_a_setting_that_is_refused_writes_no_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+    import types
+
+    module: Any = types.ModuleType("megatron.bridge.training.config")
+    module.runtime_config_update = lambda config: None
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    path = tmp_path / "task.yaml"
+    with pytest.raises(InvalidSpec, match=r"^peft: "):
+        fields.writing(path)(configuration(peft=object()), None)
+    assert not path.exists()
+    with pytest.raises(SystemExit):
+        fields.writing(path)(configuration(), None)
+    assert json.loads(path.read_text())["steps"] == 20
