@@ -6,7 +6,7 @@ import functools
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +22,9 @@ SENTENCES = {
     "refused": "would train wrongly or show a secret, and is refused",
 }
 """Verdict -> what is said of the task."""
+
+AT_THE_START = "its settings are checked when it calls pretrain(): what cannot be healed is named, and ends the task"
+"""What is said of a script of megatron-bridge, whose settings are in Python objects."""
 
 _QUESTION = """
 import importlib.metadata, importlib.util, json
@@ -68,8 +71,8 @@ class Checked(NamedTuple):
         return self.launch.script or self.launch.module
 
 
-def checked(command: list[str]) -> Checked:
-    """Return the verdict on a command line.
+def checked(command: list[str], given: Collection[str] = ()) -> Checked:
+    """Return the verdict on a command line. ``given``: fields of the specification that the user gives beside it.
 
     Raises:
         InvalidInput: it starts no script.
@@ -89,7 +92,7 @@ def checked(command: list[str]) -> Checked:
         if is_here(script, path) or (python and _asked(python, _search_path(launch)).has_training):
             own = own_arguments(launch, script, os.environ, python or sys.executable)
     arguments = own or read_arguments(launch.arguments)
-    found = check(launch, script, arguments, own_parser=own is not None)
+    found = check(launch, script, arguments, own_parser=own is not None, given=given)
     return Checked(launch, script, found, script.path or _program(launch.script), arguments.values)
 
 
@@ -136,6 +139,8 @@ def show(found: Checked) -> None:
 
     verdict = found.check.verdict.value
     print(f"{found.name}: {verdict}: it {SENTENCES[verdict]}")
+    if found.check.task["read_by"] == "start":
+        print(AT_THE_START)
     if found.check.findings:
         rows = [
             [f.argument, f.what.value, f"{f.why}. Instead: {f.instead.partition(chr(10))[0]}"]
@@ -219,6 +224,8 @@ def other_interpreter(launch: Launch) -> str:
 def said(found: Checked) -> Iterator[str]:
     """Yield the lines that say how the task of a command line runs, and why."""
     yield f"{found.name} {SENTENCES[found.check.verdict.value]}"
+    if found.check.task["read_by"] == "start":
+        yield AT_THE_START
     for finding in found.check.findings:
         instead = finding.instead.partition("\n")[0]
         yield f"  {finding.argument}: {finding.why}. Instead: {instead}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -80,9 +81,11 @@ def run(
     --check needs neither a cluster nor a device. Where Megatron-LM's training module can be imported its own parser
     reads the arguments, in a process of its own; elsewhere a table of its releases does.
     """
+    from cli.launch.specification import read_base
     from cli.output import print_json, print_json_line
 
-    found = checked(command)
+    base = {} if spec is None else read_base(spec)
+    found = checked(command, base)
     refused = found.check.verdict == "refused" or (require_healing and found.check.verdict == "restart")
     if check or refused:
         if output is Format.JSON:
@@ -106,7 +109,7 @@ def run(
         name=name,
         workers=workers,
         env=env or [],
-        file=spec,
+        base=base,
         server=server,
         run_dir=run_dir,
         device=device,
@@ -137,7 +140,7 @@ def _launched(
     name: str | None,
     workers: int | None,
     env: list[str],
-    file: Path | None,
+    base: Mapping[str, Any],
     server: str | None,
     run_dir: Path | None,
     device: Device,
@@ -152,11 +155,10 @@ def _launched(
     """
     from cli.launch import environment, place
     from cli.launch.course import Launched
-    from cli.launch.specification import Given, read_base, specification
+    from cli.launch.specification import Given, specification
     from shared.errors import InvalidInput
     from unicron_client.specifications import specification as parsed
 
-    base = {} if file is None else read_base(file)
     where, launch = place.place_of(server, run_dir), found.launch
     count = workers or launch.workers or base.get("workers", {}).get("max")
     here = {environment.WORKING_DIRECTORY: str(Path.cwd())}

@@ -75,8 +75,8 @@ def specification(found: Checked, given: Given) -> dict[str, Any]:
     if restart:
         spec["loop"] = RESTART
         spec.setdefault("max_restarts", DEFAULT_MAX_RESTARTS)
-    elif found.script.loop is Loop.MEGATRON_LM:
-        spec["loop"] = Loop.MEGATRON_LM.value
+    elif found.script.loop in (Loop.MEGATRON_LM, Loop.BRIDGE):
+        spec["loop"] = found.script.loop.value
     if python := interpreter_of(found):
         spec.setdefault("python", python)
     if found.launch.max_restarts is not None:

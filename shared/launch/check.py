@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -49,7 +49,13 @@ class Check(NamedTuple):
         return {"verdict": self.verdict.value, "settings": settings, "task": self.task}
 
 
-def check(launch: Launch, script: Script, arguments: Arguments, *, own_parser: bool = False) -> Check:
+FIELDS = ("model", "batch", "steps")
+"""Of a specification, what the planner needs of a task that is healed inside the step."""
+
+
+def check(
+    launch: Launch, script: Script, arguments: Arguments, *, own_parser: bool = False, given: Collection[str] = ()
+) -> Check:
     """Return the verdict on a command line.
 
     Args:
@@ -57,10 +63,13 @@ def check(launch: Launch, script: Script, arguments: Arguments, *, own_parser: b
         script: what is known of the script.
         arguments: its arguments, read by the table or by Megatron-LM's own parser.
         own_parser: whether it was Megatron-LM's own parser.
+        given: fields of the specification that the user gives beside the command line.
     """
     found = [*_secret(launch)]
     megatron = script.loop is Loop.MEGATRON_LM
-    if not megatron and script.loop is not Loop.LIBRARY:
+    if script.loop is Loop.BRIDGE:
+        found += _of_bridge(launch, given)
+    elif not megatron and script.loop is not Loop.LIBRARY:
         found.append(Finding("SCRIPT", launch.script or launch.module, Effect.RESTART, script.why, _ADAPT))
     if megatron and not script.core_in_range:
         why = f"its pretrain is not one of {_RANGE}, whose seams are known"
@@ -80,6 +89,27 @@ def _secret(launch: Launch) -> list[Finding]:
     return [
         Finding(argument, None, Effect.REFUSED, secrets.WHY, secrets.INSTEAD)
         for argument in secrets.secret_arguments(launch.arguments)
+    ]
+
+
+def _of_bridge(launch: Launch, given: Collection[str]) -> list[Finding]:
+    """Return that a script of megatron-bridge has its settings in Python objects, unless the user says what they are.
+
+    Whether they can be healed is known when its ``pretrain()`` is called: a start then refuses them by name.
+    """
+    if set(FIELDS) <= {*given}:
+        return []
+    # Without the arguments, one of which may be a secret.
+    name = (f"-m {launch.module}" if launch.module else launch.script) + (" ..." if launch.arguments else "")
+    how = f"python -m unicron.bridge --fields task.yaml {name}"
+    return [
+        Finding(
+            "SCRIPT",
+            launch.script or launch.module,
+            Effect.RESTART,
+            "megatron-bridge has model, batch and steps in Python objects, which nobody knows before the script runs",
+            f"`{how}`, which runs it up to pretrain() and writes them, or refuses a setting; then --spec task.yaml",
+        )
     ]
 
 
@@ -110,12 +140,19 @@ def _task(
         "workers": launch.workers,
         "launchers": [*launch.launchers],
         "megatron_core": script.core or None,
-        "read_by": "megatron" if own_parser else "table",
+        "read_by": _reader(script, verdict, own_parser=own_parser),
     }
     if launch.max_restarts is not None:
         task["max_restarts"] = launch.max_restarts
     values = arguments.values
     return task | _planned(values) if script.loop is Loop.MEGATRON_LM or "num_layers" in values else task
+
+
+def _reader(script: Script, verdict: Verdict, *, own_parser: bool) -> str:
+    """Return what reads a task's settings: a parser here, or the start of the task that is to be healed."""
+    if script.loop is Loop.BRIDGE and verdict is Verdict.UNCHANGED:
+        return "start"
+    return "megatron" if own_parser else "table"
 
 
 def _planned(values: Mapping[str, Any]) -> dict[str, Any]:

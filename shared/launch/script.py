@@ -66,7 +66,7 @@ def loop_of(text: str) -> tuple[Loop, str]:
     if any(_within(module, "deepspeed") for module in modules):
         return Loop.OTHER, "uses DeepSpeed, whose engine owns the step"
     if any(_within(module, "megatron.bridge") for module in modules):
-        return Loop.BRIDGE, "uses megatron-bridge, for which there is no adapter yet"
+        return Loop.BRIDGE, "uses megatron-bridge"
     if any(module == "megatron" and name == "get_args" for module, name in imported):
         return Loop.OTHER, "uses a Megatron-LM without megatron.core's training module, or a fork of one"
     origin = next((module for module, name in reversed(imported) if name == "pretrain"), "")

@@ -284,6 +284,23 @@ def test_a_loop_on_the_library_is_healed_in_the_step_and_another_is_told_how(fol
     assert "run.steps()" in call("--check", "--", "plain.py").out
 
 
+def test_megatron_bridge_has_its_settings_in_objects_and_a_file_says_what_the_planner_needs(folder: Path) -> None:
+    (folder / "recipe.py").write_text("from megatron.bridge.training.pretrain import pretrain\n")
+    found = verdict("torchrun recipe.py --peft lora")
+    assert (found["verdict"], found["task"]["heals"], arguments(found)) == ("restart", "restart", {"SCRIPT"})
+    assert "`python -m unicron.bridge --fields task.yaml recipe.py ...`" in found["settings"][0]["instead"]
+    (folder / "task.yaml").write_text("model: {}\nbatch: {}\nsteps: 20\n")
+    healed = call("--check", "-o", "json", "--spec", "task.yaml", "--", "torchrun", "recipe.py")
+    document = json.loads(healed.out)
+    assert (healed.code, document["verdict"], document["task"]["read_by"]) == (0, "unchanged", "start")
+    assert (
+        "its settings are checked when it calls pretrain()"
+        in call("--check", "--spec", "task.yaml", "--", "recipe.py").out
+    )
+    (folder / "task.yaml").write_text("weight: 2\n")
+    assert call("--check", "--require-healing", "--spec", "task.yaml", "--", "recipe.py").code == 3
+
+
 def test_megatrons_own_parser_reads_the_arguments(folder: Path) -> None:
     """A small stand-in of Megatron-LM's training module, with an argument that no release has."""
     write_script(folder, "lm/pretrain_gpt.py", CALLS_PRETRAIN)

@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def of(command: str, **given: Any) -> dict[str, Any]:
-    return specification(checked(shlex.split(command)), Given(**given))
+    return specification(checked(shlex.split(command), given.get("base", {})), Given(**given))
 
 
 def test_megatrons_pretrain_has_what_the_planner_needs_from_its_arguments(folder: Path) -> None:
@@ -94,6 +94,14 @@ def test_a_loop_on_the_library_has_the_rest_in_a_file(folder: Path) -> None:
         "data": str(folder / "healed.py"), "workers": {"min": 2, "max": 4}, "env": {"A": "1"},
     }  # fmt: skip
     assert parse_spec(spec).loop == "unicron"
+
+
+def test_a_script_of_megatron_bridge_is_healed_where_a_file_has_the_rest(folder: Path) -> None:
+    (folder / "recipe.py").write_text("import megatron.bridge\n")
+    assert of("recipe.py", workers=2)["loop"] == "restart"
+    spec = of("recipe.py --lr 1", base=REST, workers=2)
+    assert (spec["loop"], spec["workers"], spec["steps"]) == ("megatron-bridge", {"min": 1, "max": 2}, 20)
+    assert parse_spec(spec).loop == "megatron-bridge"
 
 
 def test_a_file_says_what_the_arguments_do_not(folder: Path) -> None:
