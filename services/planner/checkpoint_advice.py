@@ -7,9 +7,9 @@ A checkpoint costs time each time, and a failure costs what was done since the n
 ACM 17, 1974): the sum is least at the square root of 2 x cost x mean time between failures. Daly (Future Generation
 Computer Systems 22, 2006, equation 37) corrects that where checkpoints are not cheap.
 
-Copies in memory are a second level (Moody et al., SC 2010): most failures never read a checkpoint from storage. What
-counts for storage are the failures of which the copies are lost, too, and those are rarer by the probability that a
-second node, which has the copy, is lost before the copy is made again.
+Copies in memory are a second level (Moody et al., SC 2010): most failures never read a checkpoint from storage. Only
+failures that lose the copies, too, count for storage. These are rarer by the probability that a second node, which has
+the copy, is lost before the copy is made again.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ def interval_s(cost_s: float, mtbf_s: float) -> float:
 def uncovered_mtbf_s(node_mtbf_s: float, nodes: int, copies: int, window_s: float) -> float:
     """Return the mean time between losses that copies in memory do not cover, seconds.
 
-    One of a task's nodes is lost ``nodes`` times as often as a single one. Each copy of its state is on one other node,
-    which is lost within the window with probability ``window_s / node_mtbf_s`` (small, and independent).
+    One of a task's nodes is lost ``nodes`` times as often as a single one. Each copy of the task's state is on one
+    other node, which is lost within the window with probability ``window_s / node_mtbf_s`` (small, and independent).
 
     Args:
         node_mtbf_s: mean time between losses of one node.
         nodes: nodes of the task.
-        copies: of each part of its state, beside the one that is used; 0: every loss reads the checkpoint.
-        window_s: from a loss until all copies are made again.
+        copies: number of copies of each part of its state, beside the one that is used; 0: every loss reads the
+            checkpoint.
+        window_s: the time from a loss until all copies are made again.
     """
     mtbf_s = node_mtbf_s / max(1, nodes)
     for _ in range(copies):

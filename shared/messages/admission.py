@@ -23,13 +23,13 @@ INCARNATION = r"^[0-9a-f]{32}$"
 
 
 class AgentRestart(Message):
-    """Hand over. ``incarnation``: of the agent that is meant; another one answers, and stays."""
+    """Hand over. ``incarnation``: that of the agent that is meant; another agent answers, and stays."""
 
     incarnation: MessageId
 
 
 class AgentRestartResult(Message):
-    """The answer. ``incarnation``: of the agent that answers; it ends if it is the one that was meant."""
+    """The answer. ``incarnation``: that of the agent that answers, which ends if it is the one that was meant."""
 
     incarnation: MessageId
 

@@ -78,7 +78,7 @@ def program_sha256(*packages: str) -> str:
 
 
 def _modules(folder: Path) -> list[Path]:
-    """Return the modules, compiled ones only where they stand in place of their source."""
+    """Return the modules of a package. A compiled module counts only if it stands in place of its source."""
     return [path for path in folder.rglob("*") if path.suffix in _CODE and path.parent.name != "__pycache__"]
 
 

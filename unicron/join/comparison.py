@@ -38,7 +38,7 @@ behind one update with the same gradients: kernels for other processors round in
 
 
 COUNTS = frozenset({"step"})
-"""Names of what some optimizers count in a group; it belongs to the state, which moves
+"""Names of values that some optimizers count in a group; these belong to the state, which moves
 (``unicron.megatron.optimizer``)."""
 
 
@@ -51,7 +51,7 @@ def hyperparameters(optimizer: Any, shard: tuple[int, int], shards: int) -> Iden
     Args:
         optimizer: torch's, or Megatron's around it.
         shard: the rank's tensor- and pipeline-parallel rank.
-        shards: of the model.
+        shards: the number of shards of the model.
     """
     # Empty groups that are there since other ranks have them are left out: a new process has none yet.
     groups = [group for one in torch_optimizers(optimizer) for group in one.param_groups if OF_PEERS not in group]

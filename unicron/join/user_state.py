@@ -5,8 +5,8 @@ on the members' nodes, or from the checkpoint that the rank state was read from.
 fault met all ranks between the update and the user's code behind it), the update's step is yielded once more, with
 nothing to compute (``unicron.training.applied_step``).
 
-A task may be given a state from outside: a checkpoint that is not this library's, as of a framework's own format. It
-counts where no member and no snapshot has a state, and where the task has no checkpoint of its own that is as new.
+A task may be given a state from outside: a checkpoint of another format than this library's. Such a state counts if no
+member and no snapshot has one, and the task has no checkpoint of its own that is as new.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from unicron.state.user_chunks import DOCUMENT
 from unicron.state.user_state import UserState
 
 LOADED = "loaded"
-"""Where the state of a rank came from: the value of ``Resumed.source``."""
+"""The source of a rank's state: the value of ``Resumed.source``."""
 
 
 class Origin(Protocol):
-    """What ``attach(origin=...)`` takes; its text says where the state is."""
+    """The argument of ``attach(origin=...)``; its text says where the state is."""
 
     def step(self) -> int:
         """Return how many updates the state stands behind, as this rank sees it; -1: there is none."""
@@ -47,11 +47,10 @@ class Origin(Protocol):
 
         All ranks call it, in the process groups of the generation, and collectives in it may be broken off.
 
-        Returns:
-            The updates that it stands behind.
+        Returns: The updates behind which the state stands.
 
         Raises:
-            InvalidSpec: it cannot be loaded into these.
+            InvalidSpec: the state cannot be loaded into these.
             RuntimeError: a peer was lost.
         """
 

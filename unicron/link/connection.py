@@ -53,7 +53,7 @@ the agent knows the step of a process that is killed, or that holds the interpre
 
 
 class NewestProgress:
-    """Progress that is sent, or kept back for a while. Not safe for threads: the connection's lock guards it."""
+    """Progress that is sent, or kept back for a while. It is not safe for threads: the connection's lock guards it."""
 
     def __init__(self, interval_s: float) -> None:
         """Args: interval_s: for how long progress may be kept back."""

@@ -128,15 +128,15 @@ def perform(method: str, arguments: Sequence[Any], options: Mapping[str, Any]) -
 
     Args:
         method: a method of torch's ``ProcessGroup``.
-        arguments: of its call, without the group.
+        arguments: the arguments of the call, without the group.
         options: keyword arguments of the call.
 
-    Returns:
-        Its handle; None if nothing was done, since the method is another one, or is called in another way.
+    Returns: The handle of the collective; None if nothing was done, since the method is another one, or is called in
+        another way.
     """
     if method == "barrier":
         if device.is_cuda():
-            device.synchronize_stream()  # as NCCL's barrier does
+            device.synchronize_stream()  # NCCL's barrier does so too
         return DoneWork(torch.device("cpu"))
     if any(_scales(value) for value in (*arguments, *options.values())):
         return None

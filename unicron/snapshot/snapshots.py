@@ -57,7 +57,7 @@ class SnapshotWatch:
     """Watches a rank's files and those that it keeps for peers; each loss is said once."""
 
     def __init__(self, folder: Path) -> None:
-        """Args: folder: of the task on this node."""
+        """Args: folder: the task's, on this node."""
         self._folder = folder
         self._noted = False
         self.unmade = False
@@ -74,8 +74,8 @@ class SnapshotWatch:
         """Return whether a recovery would lack what this rank has stored, for itself or for a peer.
 
         Args:
-            taker: of this rank's snapshots; None: it has taken none in this generation.
-            receiver: of its peers' snapshots, if there is one.
+            taker: the taker of this rank's snapshots; None: the rank has taken none in this generation.
+            receiver: the receiver of its peers' snapshots, if there is one.
         """
         here = self.unmade or any(kept is not None and kept.is_lost for kept in (taker, receiver))
         if here and not self._noted:

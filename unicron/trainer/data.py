@@ -45,8 +45,8 @@ TEXT = "text"
 
 
 ROUNDS = 6
-"""The rounds of the network. Four make it indistinguishable from a random permutation (Luby and Rackoff, 1988); two
-more, since an epoch of few samples has rounds of few bits."""
+"""Number of rounds of the network. Four make it indistinguishable from a random permutation (Luby and Rackoff, 1988);
+two more are added, since an epoch of few samples has rounds of few bits."""
 
 
 @contextlib.contextmanager
