@@ -52,7 +52,9 @@ async def test_an_agent_whose_predecessor_was_killed_joins_at_once(
     assert [type(event) for event in events] == [NodeJoined, ErrorDetected, NodeJoined]
     error = events[1]
     assert isinstance(error, ErrorDetected)
-    assert error.evidence["reason"] == "a new incarnation of the agent"  # not its silence
+    # Not its silence, for which the limit is a minute: the detector has found that it ended, or heard its successor.
+    ended = "no heartbeat, and its machine answers without an agent"
+    assert error.evidence["reason"] in ("a new incarnation of the agent", ended)
 
 
 @pytest.mark.slow
