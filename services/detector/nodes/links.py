@@ -1,7 +1,7 @@
 """Inquiries: before a fault is judged that a link may have caused, the nodes of its task probe one another. Pure.
 
 A rank that cannot reach a peer looks like one that hangs, or like a collective that is stuck. So such a fault waits
-until the nodes have answered (``probing.py``), at most for ``ANSWER_S`` in each round (``rounds.py``). ``pairs.py``
+until the nodes have answered (``probing.py``), at most for ``ANSWER_S`` in each round (``schedule``). ``pairs.py``
 judges the answers of all rounds:
 
 * A pair is broken in two inquiries in succession, of which the second one asks such pairs only, or was broken within

@@ -66,7 +66,7 @@ class Inquiry:
         asked_at: when the present round was asked.
         asked: (witness, node) of the probes of the present round.
         answered: the same, of the rounds before.
-        waiting: the pairs of the further rounds (``rounds.py``).
+        waiting: the pairs of the further rounds (``links.py``).
         suspects: the pairs that an inquiry just before this one found broken.
     """
 
