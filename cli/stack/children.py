@@ -60,6 +60,11 @@ class Children:
         assert self._failed is not None, "not started"
         return self._failed
 
+    def fail(self, reason: UnicronError) -> None:
+        """Note that something does not come back without which the children cannot work."""
+        if not self.failed.done():
+            self.failed.set_result(reason)
+
     async def start(self) -> None:
         """Start all children; return when they are ready.
 
@@ -103,8 +108,7 @@ class Children:
             try:
                 pause_s = self._pause_s(child, reason)
             except UnicronError as err:
-                if not self.failed.done():
-                    self.failed.set_result(err)
+                self.fail(err)
                 return
             await asyncio.sleep(pause_s)
             try:

@@ -86,6 +86,7 @@ class Stack:
         self._memory_dir, self._host = settings.memory_dir, settings.host
         self.nats = NatsServer(self.run_dir / "nats", tls=("127.0.0.1",) if tls else ())
         self._children = Children(self._pause_s)
+        self._keeping_nats: asyncio.Task[None] | None = None
         self.url = ""
 
     async def __aenter__(self) -> Self:
@@ -118,6 +119,7 @@ class Stack:
             self._children.add(Child(name, module, self._environment(name), self.run_dir))
         for node in self.node_names:
             self._children.add(Child(node, "services.agent.main", self.agent_environment(node), self.run_dir))
+        self._keeping_nats = asyncio.create_task(self._keep_nats())
         await self._children.start()
         port = (self.run_dir / "services" / "api.port").read_text().strip()
         self.url = f"http://127.0.0.1:{port}"
@@ -129,10 +131,20 @@ class Stack:
         """Stop everything, in order; returns when no child is left."""
         movers, *others = STOP_ORDER
         await self._children.stop([movers, self.node_names, *others])
+        if self._keeping_nats is not None:
+            self._keeping_nats.cancel()
+            await asyncio.gather(self._keeping_nats, return_exceptions=True)
         await self.nats.stop()
         for node in self.node_names:
             self._forget_memory(node)  # in place of agents that were killed
         self.run_directory.release()
+
+    async def _keep_nats(self) -> None:
+        """Start NATS again when it ends: of the children none works without it."""
+        try:
+            await self.nats.keep(RESTARTS_PER_MINUTE)
+        except UnicronError as err:
+            self._children.fail(err)
 
     @property
     def failed(self) -> asyncio.Future[UnicronError]:

@@ -15,6 +15,7 @@ import ssl
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +38,8 @@ START_TIMEOUT_S = 20.0
 
 STOP_TIMEOUT_S = 10.0
 """Time from SIGTERM to SIGKILL. SIGKILL loses no acknowledged message, because ``sync_interval`` is ``always``."""
+
+_MINUTE_S = 60.0
 
 _POLL_S = 0.005
 """Interval between reads of the file in which the server reports its port."""
@@ -78,6 +81,7 @@ class NatsServer:
         self._tls_names = tuple(tls)
         self.keys = keys if keys is not None else KeyDirectory(self.directory / "keys")
         self._process: subprocess.Popen[bytes] | None = None
+        self._started = asyncio.Event()
 
     @property
     def url(self) -> str:
@@ -118,6 +122,33 @@ class NatsServer:
         except BaseException:
             await self.stop()
             raise
+        self._started.set()
+
+    async def keep(self, most_per_minute: int) -> None:
+        """Start the server again whenever it has ended though nobody has asked for that, until cancelled.
+
+        Raises:
+            Unavailable: it did not start again, or ends more often.
+        """
+        starts: deque[float] = deque(maxlen=most_per_minute)
+        while True:
+            await self._started.wait()
+            process = self._process
+            if process is None:
+                continue
+            code = await asyncio.to_thread(process.wait)
+            if self._process is not process:
+                continue
+            logger.warning("nats-server (pid %d) has ended with %d: it is started again", process.pid, code)
+            while not self._started.is_set() or not self.running:
+                if len(starts) == most_per_minute and time.monotonic() - starts[0] < _MINUTE_S:
+                    times = most_per_minute + 1
+                    raise Unavailable(f"nats-server ended {times} times in a minute; see {self.directory}")
+                starts.append(time.monotonic())
+                try:
+                    await self.start()
+                except Unavailable as err:
+                    logger.warning("nats-server ended as it started: %s", err.detail)
 
     def _spawn(self, config: Path) -> subprocess.Popen[bytes]:
         """Start the process.
@@ -142,7 +173,7 @@ class NatsServer:
 
     async def stop(self) -> None:
         """End the server with SIGTERM, and with SIGKILL if that takes longer than ``STOP_TIMEOUT_S``."""
-        process, self._process = self._process, None
+        process = self._given_up()
         if process is None:
             return
         process.terminate()
@@ -154,6 +185,12 @@ class NatsServer:
             process.kill()  # no effect on a process that has ended
             process.wait()
 
+    def _given_up(self) -> subprocess.Popen[bytes] | None:
+        """Return the process, whose end is asked for from now on."""
+        process, self._process = self._process, None
+        self._started.clear()
+        return process
+
     def reload(self) -> None:
         """Have the running server read the keys again, which disconnects clients whose key is no longer there.
 
@@ -164,7 +201,7 @@ class NatsServer:
 
     async def kill(self) -> None:
         """End the server with SIGKILL, as a crash would."""
-        process, self._process = self._process, None
+        process = self._given_up()
         if process is not None:
             process.kill()
             await asyncio.to_thread(process.wait)

@@ -16,6 +16,7 @@ import pytest
 from shared.bus.connection import Bus
 from shared.errors import Unavailable
 from shared.nats.nats_server import NatsServer, find_binary
+from tests.condition import until
 from tests.nats_server import OpenServer
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +58,43 @@ async def test_stop_and_start_again(tmp_path: Path) -> None:
     await server.start()
     assert (server.port, server.pid != pid) == (port, True)
     await server.stop()
+
+
+async def test_a_server_that_is_kept_comes_back_unless_somebody_has_ended_it(tmp_path: Path) -> None:
+    server = OpenServer(tmp_path)
+    await server.start()
+    port, before = server.port, server.pid
+    keeping = asyncio.create_task(server.keep(3))
+    try:
+        os.kill(before, signal.SIGTERM)
+
+        async def is_back() -> bool:
+            if not server.running or server.pid == before:
+                return False
+            try:
+                bus = await Bus.connect(server.url, credential=server.credential, name="test")
+            except Unavailable:
+                return False
+            await bus.close()
+            return True
+
+        await until(is_back, "it is started again")
+        assert server.port == port
+        await server.kill()
+        assert not server.running
+        await server.start()  # as whoever has killed it does
+
+        def keeps_ending() -> bool:
+            if server.running:
+                os.kill(server.pid, signal.SIGKILL)
+            return keeping.done()
+
+        await until(keeps_ending, "it is given up")
+        with pytest.raises(Unavailable, match="ended 4 times in a minute"):
+            await keeping
+    finally:
+        keeping.cancel()
+        await server.stop()
 
 
 async def test_a_port_that_is_taken(nats: NatsServer, tmp_path: Path) -> None:
