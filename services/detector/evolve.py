@@ -1,4 +1,9 @@
-"""evolve: the detector's state after one event of the log. Pure; the state is changed in place."""
+"""evolve: the detector's state after one event of the log.
+
+No clock, random source or I/O is used. The given state itself is changed: it is large, and nobody keeps an older one.
+A node is *lost* when nothing is heard of it, *isolated* when it is left out until a link heals or an operator
+returns it, and *condemned* when an error of its own takes it out until it has passed a self-test.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,7 @@ from shared.tasks.specification import DEFAULT_MAX_RESTARTS
 
 
 def evolve(state: DetectorState, event: EventBase, at: datetime) -> DetectorState:
-    """Fold one event into the state; return the state. ``at``: when it was recorded; nothing here depends on that."""
+    """Fold one event into the state; return the state. ``at``: the frame gives it to every fold; it is not used."""
     fold = _FOLDS.get(type(event))
     if fold is not None:
         fold(state, event)
@@ -290,7 +295,10 @@ def _note_breaks(state: DetectorState, event: events.ErrorDetected, evidence: Ev
 
 
 def _condemn(state: DetectorState, event: events.ErrorDetected, name: str, evidence: Evidence) -> None:
-    """Note a node that an error isolates, by itself or because it came again; not a node that is lost."""
+    """Note that an error takes a node out of use, for itself or because the same error has come again.
+
+    A node that is merely lost is not condemned.
+    """
     if evidence.rule == "lemon":
         state.isolated[name] = Isolation(event.event_id, event.detected_at, 0.0, True)
     elif event.kind is not ErrorKind.BROKEN_LINK and (event.kind is not ErrorKind.NODE_LOST or event.escalates):

@@ -24,7 +24,7 @@ def change_impact(views: Views, plan: str, task: str, **changes: Any) -> None:
 
 
 def close_plan(views: Views, plan: str, task: str, at: datetime, *, superseded_by: str = "") -> None:
-    """Remove a task from those that a plan is not done with; the plan ends with the last of them."""
+    """Note that a plan is done with a task; with the last task the plan is done."""
     view = views.plans.get(plan)
     if view is None or task not in view.outstanding:
         return

@@ -26,7 +26,7 @@ MANIFEST = "manifest.json"
 """Name of the manifest. Its checksums (XXH3) find accidental damage, not a forgery."""
 
 FORMAT = 2
-"""The format of a checkpoint. A checkpoint of another format is refused, since reading it might run what is in it."""
+"""The format of a checkpoint. Format 1 had pickles, which run code when they are read. So another format is refused."""
 
 _GENERATION = re.compile(r"generation-(\d+)")
 _STEP = re.compile(r"step-(\d+)")
@@ -80,7 +80,7 @@ class Manifest:
     files: dict[str, PartFile]
     """Name of a file -> the file."""
     order_samples: int = 0
-    """Samples from whose number the order of all samples was drawn; 0: not known, as in a script's own loop."""
+    """The number of samples of which the order was drawn; 0: it is not known, as in a script's own loop."""
 
 
 def publish(location: str, manifest: Manifest) -> None:
@@ -210,7 +210,7 @@ def retire(location: str, keep: int, protected: Iterable[str]) -> list[str]:
     for one in present:  # the newest come first
         if len(whole) < max(2, keep) and step(one) not in whole and looks_whole(one):
             whole.add(step(one))
-    # If fewer whole checkpoints than that are there, none is deleted.
+    # If there are fewer whole checkpoints than are to be kept, none is deleted.
     oldest = min(whole) if len(whole) == max(2, keep) else 0
     retired = [p for p in present if step(p) < oldest and storage.canonical(p) not in spared]
     for old in retired:

@@ -7,9 +7,9 @@
             with run.boundary():
                 evaluate(run.model)
 
-A fault inside leaves the section without an exception. A ``with`` block cannot run itself again, so the loop does: it
-gets the step once more, ``step.repeated`` and with nothing to compute (``unicron.training.applied_step``), and comes to
-the section as it did before; so does a process that is new. A section is done once all ranks have come to its end.
+A fault inside leaves the section without an exception. A ``with`` block cannot run itself again. So the loop is given
+the step once more: it is ``step.repeated`` and has nothing to compute (``unicron.training.applied_step``). Behind it
+the loop comes to the section again, as a new process does. A section is done once all ranks have come to its end.
 Until then it counts as not done for all ranks, and ranks that had come through it run it again.
 """
 
@@ -41,7 +41,7 @@ class SectionHost(Protocol):
     open_section: int
     """The step behind which this rank is in a section that is not done; 0: none."""
     random: tuple[int, Callable[[], None]]
-    """The step of the newest section, and what puts random generators back to what they were before its first."""
+    """The step of the newest section, and what puts random generators back to how they were before it began."""
     last_step: int
     """The step behind which the training ends."""
 

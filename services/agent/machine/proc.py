@@ -132,7 +132,7 @@ def starved_s(before: Scheduled | None, now: Scheduled | None, elapsed_s: float,
 
 
 def handles(pid: int, number: signal.Signals) -> bool:
-    """Return whether a process has a handler for a signal (``SigCgt`` of proc(5)); without one, most end it."""
+    """Return whether a process handles a signal (``SigCgt`` of proc(5)). Most signals end a process that does not."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
     except OSError:

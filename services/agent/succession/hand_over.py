@@ -34,7 +34,7 @@ class HandOver:
         logger.info("asked to hand over to a successor")
 
     async def _answer(self, request: AgentRestart) -> AgentRestartResult:
-        """Answer a request; a repeated one may reach the successor, which stays."""
+        """Answer a request. It names the agent that is to leave: if it reaches the successor, nothing happens."""
         if request.incarnation == self._incarnation:
             self._due.set()
         return AgentRestartResult(incarnation=self._incarnation)

@@ -1,7 +1,8 @@
 """Micro-batches dealt by speed: a replica with a slow worker computes fewer of them, and holds its task up less.
 
 The micro-batches of a step are whole, so a deal is integers that add up to the step's number. A step lasts as long as
-its slowest replica takes. A replica's time is its share times its slowdown, which is that of its slowest worker.
+its slowest replica takes. A replica's time is its share times its slowdown, which is that of its slowest worker. If a
+replica is lost in mid-step, the ranks themselves deal out what it has not done (``unicron.join.agreement``).
 """
 
 from __future__ import annotations
