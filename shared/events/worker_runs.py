@@ -1,11 +1,12 @@
 """Runs of workers: a list of worker ids as short text, for the plans of the log.
 
     n0000/0-7,n0001/0-3,n0002/5
-    n[0000-2047]/0-7
+    n[0000-2047]/0-7,n[0000-0240:16]/0-3
 
-Workers of one node whose slots follow one another are a run. In messages, neighbours by their numbers that have the
-same slots are one run, too (as in Slurm's host lists); the log names each node. The order is kept, since the order of
-a stage's members is that of their ranks. A list that such a text would not give back (slots that are no numbers)
+Workers of one node whose slots follow one another are a run. In messages, nodes with the same slots are one run, too,
+if their numbers follow one another at the same distance (much as in Slurm's host lists): ranks are dealt over failure
+domains, so the next node is often one of the next domain. The log names each node. The order is kept, since the order
+of a stage's members is that of their ranks. A list that such a text would not give back (slots that are no numbers)
 stays a list, so both forms are read. The plan of a large cluster names thousands of workers, most of them whole nodes
 in order.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 MAX_RUN = 65_536
 """Most workers of one run: more than any node has. A damaged log must not fill the memory."""
@@ -25,13 +26,15 @@ MAX_DIGITS = 9
 """Most digits of a node's number that count as one."""
 
 _NUMBERED = re.compile(rf"(.*?)(\d{{1,{MAX_DIGITS}}})", re.ASCII | re.DOTALL)
-_NODES = re.compile(rf"([^\[]*)\[(\d{{1,{MAX_DIGITS}}})-(\d{{1,{MAX_DIGITS}}})\]/(\d+)(?:-(\d+))?", re.ASCII)
+_NODES = re.compile(
+    rf"([^\[]*)\[(\d{{1,{MAX_DIGITS}}})-(\d{{1,{MAX_DIGITS}}})(?::(\d{{1,{MAX_DIGITS}}}))?\]/(\d+)(?:-(\d+))?", re.ASCII
+)
 
 
 def runs_of(workers: Sequence[str], *, over_nodes: bool = False) -> str | None:
     """Return the workers as text; None if the text would not say exactly these workers.
 
-    ``over_nodes``: whether neighbours with the same slots are one run.
+    ``over_nodes``: whether nodes with the same slots may be one run.
     """
     runs: list[str] = []
     first = last = following = ""
@@ -48,36 +51,53 @@ def runs_of(workers: Sequence[str], *, over_nodes: bool = False) -> str | None:
     return ",".join(_over_nodes(runs) if over_nodes else runs)
 
 
+class _Numbered(NamedTuple):
+    """A run whose node ends with a number: ``prefix``, the number with its digits, and the slots."""
+
+    prefix: str
+    number: int
+    digits: int
+    slots: str
+
+    @classmethod
+    def of(cls, run: str) -> _Numbered | None:
+        """Return a run's parts; None if its node does not end with a number."""
+        node, _, slots = run.rpartition("/")
+        found = _NUMBERED.fullmatch(node)
+        return cls(found[1], int(found[2]), len(found[2]), slots) if found is not None else None
+
+    def text(self, last: int, step: int) -> str:
+        """Return the text of the run over nodes that begins with this one."""
+        every = f":{step}" if step > 1 else ""
+        return f"{self.prefix}[{self.number:0{self.digits}d}-{last:0{self.digits}d}{every}]/{self.slots}"
+
+
 def _over_nodes(runs: Sequence[str]) -> list[str]:
-    """Return the runs, those of neighbours with the same slots as one."""
+    """Return the runs; those with the same slots whose nodes follow one another at the same distance are one."""
     found: list[str] = []
-    first = last = following = ""
-    for run in [*runs, ""]:
-        if run != following or not run:
-            if first:
-                found.append(first if first == last else _run_over_nodes(first, last))
-            first = run
-        last, following = run, _same_of_next_node(run)
+    begun = 0
+    while begun < len(runs):
+        first, count, step = _Numbered.of(runs[begun]), 1, 0
+        while first is not None and begun + count < len(runs):
+            step = step or _distance(first, runs[begun + 1])
+            following = f"{first.number + count * step:0{first.digits}d}"
+            if not step or len(following) > MAX_DIGITS:
+                break
+            if runs[begun + count] != f"{first.prefix}{following}/{first.slots}":
+                break
+            count += 1
+        last = first.number + (count - 1) * step if first is not None else 0
+        found.append(runs[begun] if first is None or count == 1 else first.text(last, step))
+        begun += count
     return found
 
 
-def _same_of_next_node(run: str) -> str:
-    """Return the run with the same slots of the node behind by its number; empty if the node has none."""
-    node, _, slots = run.rpartition("/")
-    found = _NUMBERED.fullmatch(node)
-    if found is None:
-        return ""
-    prefix, number = found.groups()
-    following = f"{int(number) + 1:0{len(number)}d}"
-    return f"{prefix}{following}/{slots}" if len(following) <= MAX_DIGITS else ""
-
-
-def _run_over_nodes(first: str, last: str) -> str:
-    node, _, slots = first.rpartition("/")
-    found = _NUMBERED.fullmatch(node)
-    assert found is not None
-    prefix, number = found.groups()
-    return f"{prefix}[{number}-{last.rpartition('/')[0][len(prefix) :]}]/{slots}"
+def _distance(first: _Numbered, run: str) -> int:
+    """Return by how much the node of a run is behind that of the first one; 0: it cannot be in one run with it."""
+    other = _Numbered.of(run)
+    if other is None or (other.prefix, other.slots) != (first.prefix, first.slots):
+        return 0
+    return max(0, other.number - first.number)
 
 
 def _run(first: str, last: str) -> str:
@@ -120,10 +140,11 @@ def workers_of(runs: str) -> list[str]:
 def _of_nodes(run: str) -> list[str]:
     """Return the workers of a run over several nodes."""
     found = _NODES.fullmatch(run)
-    if found is None:
-        raise ValueError(f"{run!r} is not <name>[<first>-<last>]/<slots>")
-    prefix, first, last, slot, last_slot = found.groups()
-    nodes, slots = range(int(first), int(last) + 1), range(int(slot), int(last_slot or slot) + 1)
+    if found is None or int(found[4] or 1) == 0:
+        raise ValueError(f"{run!r} is not <name>[<first>-<last>:<step>]/<slots>")
+    prefix, first, last, step, slot, last_slot = found.groups()
+    nodes = range(int(first), int(last) + 1, int(step or 1))
+    slots = range(int(slot), int(last_slot or slot) + 1)
     if not 0 < len(slots) <= MAX_RUN or not 0 < len(nodes) * len(slots) <= MAX_WORKERS:
         raise ValueError(f"{run!r} has {len(nodes)} nodes with {len(slots)} workers; allowed are {MAX_WORKERS} in all")
     return [f"{prefix}{node:0{len(first)}d}/{slot}" for node in nodes for slot in slots]

@@ -56,6 +56,9 @@ def test_neighbours_on_a_node_are_a_run_and_the_order_is_kept(workers: list[str]
         (["n999999998", "n999999999", "n1000000000"], 1, "n[999999998-999999999]/0,n1000000000/0"),
         (["a1", "b2", "b1"], 1, "a1/0,b2/0,b1/0"),
         (["a", "b"], 1, "a/0,b/0"),
+        (["n00", "n16", "n32", "n01", "n17", "n33"], 2, "n[00-32:16]/0-1,n[01-33:16]/0-1"),
+        (["n3", "n2", "n1"], 1, "n3/0,n2/0,n1/0"),
+        (["n1", "n3", "n4"], 1, "n[1-3:2]/0,n4/0"),
     ],
 )
 def test_neighbours_by_their_numbers_with_the_same_slots_are_a_run(nodes: list[str], slots: int, text: str) -> None:
@@ -76,7 +79,19 @@ def test_any_neighbours_are_read_back(workers: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["n[0-3]", "n[3-0]/0", "n[0-a]/0", "n[0-3/0", "n[0-3]/x", "n[0-3]/4-2", "n[0-999999]/0-7", "[[0-1]/0"]
+    "text",
+    [
+        "n[0-3]",
+        "n[3-0]/0",
+        "n[0-a]/0",
+        "n[0-3/0",
+        "n[0-3]/x",
+        "n[0-3]/4-2",
+        "n[0-999999]/0-7",
+        "[[0-1]/0",
+        "n[0-4:0]/0",
+        "n[0-4:]/0",
+    ],
 )
 def test_a_run_over_nodes_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not|allowed are"):
