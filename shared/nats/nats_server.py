@@ -140,7 +140,7 @@ class NatsServer:
             if self._process is not process:
                 continue
             logger.warning("nats-server (pid %d) has ended with %d: it is started again", process.pid, code)
-            while not self._started.is_set() or not self.running:
+            while not self.running:
                 if len(starts) == most_per_minute and time.monotonic() - starts[0] < _MINUTE_S:
                     times = most_per_minute + 1
                     raise Unavailable(f"nats-server ended {times} times in a minute; see {self.directory}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from datetime import UTC, datetime
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from services.planner.placement.cells import PlacementRequest as Request
 from services.planner.placement.ranks import Placed, place
 from services.planner.state.cluster import Node, node_of
+from shared.events.plans import Stage
 from shared.events.severities import ErrorKind, Severity
 from tests.planner.kit import World, change_of
 
@@ -290,3 +292,20 @@ def test_new_groups_of_powers_of_two_never_cross_nodes_of_eight(shapes: list[tup
             requests.append(Request(f"t{index}", tensor * pipeline, tensor, pipeline))
             left -= tensor * pipeline
     assert all(placed.crossing == 0 for placed in put(nodes, *requests))
+
+
+MOST_STAGE_BYTES = 2000
+"""Of a command, however many nodes there are (docs/sizing.md has larger clusters)."""
+
+
+def test_a_stage_whose_ranks_are_dealt_over_racks_is_as_short_in_a_command_as_any() -> None:
+    """No node follows the one before it there: the next one is of the next rack."""
+    world = World()
+    for number in range(128):
+        world.join(f"n{number:03d}", workers=8, domain=f"rack{number // 16}")
+    plan = world.submit(batch={"global": 4096, "micro": 1}, parallel={"tensor": 4}, workers={"min": 4, "max": 1024})
+    stage = change_of(plan).stages[-1]
+    text = json.dumps(stage.short)
+    assert len({member.node for member in stage.members}) == 128
+    assert len(text) <= MOST_STAGE_BYTES
+    assert Stage.model_validate_json(text) == stage

@@ -14,6 +14,8 @@ from unicron.megatron_lm import loading
 class Loading(loading.Loading):
     """What the configuration names, as ``attach(origin=...)`` takes it."""
 
+    _owner = "megatron-bridge"
+
     def __init__(self, checkpointing: Any, state: Any, steps: int) -> None:
         """Read nothing yet.
 

@@ -37,6 +37,9 @@ class Begun:
 class Loading:
     """The state that the arguments name, as ``attach(origin=...)`` takes it."""
 
+    _owner = "Megatron-LM"
+    """Whose functions read the checkpoint, for people."""
+
     def __init__(self, checkpointing: Any, open_file: Callable[..., Any], args: Any, steps: int) -> None:
         """Read nothing yet.
 
@@ -102,13 +105,13 @@ class Loading:
         except (Exception, SystemExit) as err:
             if isinstance(err, UnicronError) or reporting.is_communication(err):
                 raise  # the generation is held, or a peer was lost
-            raise InvalidSpec(f"{self}: {str(err) or 'Megatron-LM cannot read it'}") from err
+            raise InvalidSpec(f"{self}: {str(err) or f'{self._owner} cannot read it'}") from err
         finally:
             args.finetune = finetune  # which a pretrained checkpoint sets for good
         iteration = int(found)
         if iteration > self._steps:
             raise InvalidSpec(f"{self}: it is of iteration {iteration}, and the training has {self._steps}")
-        _check_counts(optimizer, iteration)
+        _check_counts(optimizer, iteration, str(self))
         begun: Begun = objects["begun"]
         begun.iteration, begun.operations = iteration, float(operations if iteration else 0)
         begun.train_samples, begun.valid_samples = self._consumed(iteration)
@@ -133,10 +136,15 @@ class Loading:
         )
 
 
-def _check_counts(optimizer: Any, iteration: int) -> None:
+def _check_counts(optimizer: Any, iteration: int, named: str) -> None:
     """Check that an optimizer that counts updates for a whole group has counted those of all iterations.
 
     With a loss scale some updates were skipped; the library keeps their number with the scale.
+
+    Args:
+        optimizer: Megatron's.
+        iteration: of the checkpoint.
+        named: the setting that names the checkpoint, with its value.
 
     Raises:
         InvalidSpec: the optimizer has not; a new process would go on with the number of iterations.
@@ -145,6 +153,6 @@ def _check_counts(optimizer: Any, iteration: int) -> None:
     skips = len(counts) == 1 and GradScaler(optimizer).applies
     if iteration and counts - {iteration} and not (skips and max(counts) < iteration):
         raise InvalidSpec(
-            f"--load: the optimizer has counted {', '.join(map(str, sorted(counts)))} of {iteration} updates (after "
-            "--no-load-optim), and a process that replaces a lost one would count all of them"
+            f"{named}: the optimizer has counted {', '.join(map(str, sorted(counts)))} of {iteration} updates (was its "
+            "state loaded?), and a process that replaces a lost one would count all of them"
         )

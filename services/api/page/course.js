@@ -1,12 +1,24 @@
 // The chart of a task: loss and throughput over its steps, with its incidents marked, beside another submission.
 
+import { axisStyle, axisText, Chart, colourOf } from "./chart.js";
 import { byId, element, keyed, setText } from "./dom.js";
 import { count, si } from "./text.js";
 
 const HEIGHT_PX = 240;
-let chart = null;
 let marks = [];
 let act = () => {};
+
+const chart = new Chart("course-chart", HEIGHT_PX, () => ({
+  scales: { x: { time: false }, rate: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+  axes: [axisStyle(), { ...axisStyle(), size: 70 },
+    { ...axisStyle(), scale: "rate", side: 1, size: 60, grid: { show: false }, values: (_, values) => values.map((value) => axisText(value)) }],
+  series: [
+    {},
+    { stroke: colourOf("--waf"), width: 2, spanGaps: true, points: { show: false } },
+    { stroke: colourOf("--healthy"), width: 2, dash: [6, 4], scale: "rate", spanGaps: true, points: { show: false } },
+    { stroke: colourOf("--quiet"), width: 2, spanGaps: true, points: { show: false } },
+  ],
+}), () => marks);
 
 /** Call `act` when somebody chooses which submissions are shown. */
 export function whenChosen(found) {
@@ -38,47 +50,6 @@ function columns(course, batch) {
   return [points.map(({ step }) => step), points.map(({ loss }) => loss), points.map((point) => rate(point, batch))];
 }
 
-function colourOf(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-}
-
-function drawMarks(plot) {
-  const { ctx, bbox } = plot;
-  ctx.save();
-  ctx.strokeStyle = colourOf("--bad");
-  ctx.lineWidth = 2 * devicePixelRatio;
-  ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
-  for (const step of marks) {
-    const x = plot.valToPos(step, "x", true);
-    if (x < bbox.left || x > bbox.left + bbox.width) continue;
-    ctx.beginPath();
-    ctx.moveTo(x, bbox.top);
-    ctx.lineTo(x, bbox.top + bbox.height);
-    ctx.stroke();
-  }
-  ctx.restore();
-}
-
-function made(data, width) {
-  const axis = { stroke: colourOf("--quiet"), grid: { stroke: colourOf("--line"), width: 1 }, ticks: { stroke: colourOf("--line") } };
-  return new uPlot({
-    width,
-    height: HEIGHT_PX,
-    legend: { show: false },
-    cursor: { show: false },
-    scales: { x: { time: false }, rate: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
-    axes: [{ ...axis }, { ...axis, size: 70 },
-      { ...axis, scale: "rate", side: 1, size: 60, grid: { show: false }, values: (_, values) => values.map((value) => si(value).replace(/\.0+(?= |$)/, "")) }],
-    series: [
-      {},
-      { stroke: colourOf("--waf"), width: 2, spanGaps: true, points: { show: false } },
-      { stroke: colourOf("--healthy"), width: 2, dash: [6, 4], scale: "rate", spanGaps: true, points: { show: false } },
-      { stroke: colourOf("--quiet"), width: 2, spanGaps: true, points: { show: false } },
-    ],
-    hooks: { draw: [drawMarks] },
-  }, data, byId("course-chart"));
-}
-
 /** Return the step at which an incident struck; null: none of the course was done by then. */
 function stepOf(incident, points) {
   if (incident.step !== null) return incident.step;
@@ -98,8 +69,7 @@ export function showCourse(task, courses, attempts, incidents) {
   const here = incidents.filter(({ occurred_at }) => occurred_at >= begin && (courses[0].attempt === task.attempt || occurred_at <= end));
   marks = here.map((incident) => stepOf(incident, points)).filter((step) => step !== null);
   const unit = task.spec.batch ? "samples/s" : "steps/s";
-  if (chart === null) chart = made(data, byId("course-chart").clientWidth);
-  else chart.setData(data);
+  chart.show(data);
   setText(byId("course-unit"), unit);
   const last = points.at(-1);
   const loss = last === undefined || last.loss === null ? "" : `, loss ${last.loss.toPrecision(4)}`;
@@ -111,8 +81,3 @@ function choices(id, attempts, none) {
   const options = [{ number: "", text: none }, ...attempts.map(({ number, state }) => ({ number, text: `${number}, ${state}` }))];
   keyed(byId(id), options, { key: ({ number }) => String(number), make: ({ number }) => element("option", { value: number }), update: (option, { text }) => { option.textContent = text; } });
 }
-
-new ResizeObserver(([entry]) => {
-  const width = Math.round(entry.contentRect.width);
-  if (chart !== null && width > 0 && width !== chart.width) chart.setSize({ width, height: HEIGHT_PX });
-}).observe(byId("course-chart"));

@@ -18,6 +18,8 @@ let dropped = 0;
 let lastLines = FIRST_LINES;
 let reading = null; // what ends the present request
 let asked = ""; // whose output is read
+let over = false; // whether the task has ended: nothing more comes
+let again = () => {}; // shows the output of the same task
 let timer = null;
 let problem = "";
 
@@ -29,15 +31,15 @@ export function showOutput(task, path) {
     make: ({ value }) => element("option", { value }),
     update: (option, { text }) => { option.textContent = text; },
   });
+  over = ENDED.has(task.state);
+  again = () => showOutput(task, path);
   const rank = byId("output-rank").value;
   const source = JSON.stringify([path, rank, lastLines, task.attempt]);
   if (source === asked || document.hidden) return;
   stopOutput();
   asked = source;
   reading = new AbortController();
-  lines = [];
-  dropped = 0;
-  follow(`${path}/logs?follow=true&tail=${lastLines}${rank === "" ? "" : `&rank=${rank}`}`, reading, ENDED.has(task.state));
+  follow(`${path}/logs?follow=true&tail=${lastLines}${rank === "" ? "" : `&rank=${rank}`}`, reading);
 }
 
 /** End the request, as where nobody sees the page; the next `showOutput` begins anew. */
@@ -46,15 +48,16 @@ export function stopOutput() {
   asked = "";
 }
 
-async function follow(path, own, ended) {
+async function follow(path, own) {
   for (let failures = 1; !own.signal.aborted; failures += 1) {
     problem = "";
     try {
       await request(path, { signal: own.signal, headers: { Accept: "application/x-ndjson" } }, (answer) => {
         lines = [];
+        dropped = 0;
         return readLines(answer, () => {}, take);
       });
-      if (ended) return;
+      if (over) return;
     } catch (error) {
       if (own.signal.aborted) return;
       if (!(error instanceof Problem)) throw error;
@@ -103,7 +106,8 @@ function show() {
 }
 
 byId("output-search").addEventListener("input", later);
+byId("output-rank").addEventListener("change", () => again());
 byId("output-earlier").addEventListener("click", () => {
   lastLines = Math.min(lastLines * 4, MOST_LINES);
-  stopOutput();
+  again();
 });

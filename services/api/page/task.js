@@ -78,8 +78,9 @@ function show(at) {
   performance.mark("shown");
 }
 
-function row(cells) {
-  return element("tr", {}, cells.map((cell) => element("td", {}, cell)));
+/** Show what the cells of a row have. */
+function fill(row, cells) {
+  row.replaceChildren(...cells.map((cell) => element("td", {}, cell)));
 }
 
 /** Show where the ranks are. */
@@ -89,7 +90,7 @@ function showRanks(ranks) {
     make: () => element("tr"),
     update: (made, { rank, worker, pid, state, slowdown }) => {
       const slow = slowdown > 1 ? `, ${slowdown.toFixed(2)} times slower` : "";
-      made.replaceChildren(...row([rank, worker, pid ?? "–", `${state}${slow}`]).children);
+      fill(made, [rank, worker, pid ?? "–", `${state}${slow}`]);
     },
   });
   byId("no-ranks").hidden = ranks.length > 0;
@@ -100,9 +101,9 @@ function showAttempts(attempts) {
   keyed(byId("attempt-rows"), [...attempts].reverse(), {
     key: ({ number }) => String(number),
     make: () => element("tr"),
-    update: (made, one) => made.replaceChildren(...row([
+    update: (made, one) => fill(made, [
       one.number, one.state, timeElement(one.submitted_at), `${one.first_step} to ${one.last_step}`, one.checkpoint || "–", one.owner, one.reason || "–",
-    ]).children),
+    ]),
   });
 }
 

@@ -148,9 +148,9 @@ def _waits_for_more(state: DetectorState, limits: SilenceLimits, look: _Now, los
     interval_s = limits.earliest_s(lost[0].node)
     longest_s = max(look.silent_s[one.node.name] for one in lost)
     known = {one.node.name for one in lost}
-    open_ = [name for name, s in look.silent_s.items() if name not in known and abs(s - longest_s) <= interval_s]
-    several = len(lost) > 1 or any(name in look.limits for name in open_)
-    if several and open_ and (look.at - state.losing_since).total_seconds() < interval_s:
+    unheard = [name for name, s in look.silent_s.items() if name not in known and abs(s - longest_s) <= interval_s]
+    several = len(lost) > 1 or any(name in look.limits for name in unheard)
+    if several and unheard and (look.at - state.losing_since).total_seconds() < interval_s:
         return True
     state.losing_since = None
     return False
