@@ -2,7 +2,7 @@
 
 A rank keeps a ``PartialStep`` for the step in progress; it outlives the loss of peers. Before gradients are reduced all
 ranks agree on a ``StepAccount``. The members of a new generation agree on the ``KeptGradients`` of each model shard
-(``unicron.join.agreement``).
+(``unicron.join.dealing``).
 
 The backward passes of the model chunks of an interleaved pipeline end at different times, so what is done is noted for
 each chunk. Any other model is one chunk.
@@ -67,11 +67,12 @@ class PartialStep:
     """The micro-batches whose gradients are in the sums, for each model chunk."""
     distrusted: bool = False
     """Whether a member that differs may have had a part in what is summed up: nothing of the step is kept then."""
-    counted: MicroBatchesOfChunks = (frozenset(),)
-    """The micro-batches, for each model chunk, that some rank of this model shard had counted when the members agreed.
-    This rank computes such a micro-batch again for other shards and chunks only."""
+    kept_by_shard: MicroBatchesOfChunks = (frozenset(),)
+    """The micro-batches, for each model chunk, whose gradients some rank of this model shard kept when the members
+    agreed. This rank computes such a micro-batch again for other shards and chunks only."""
     computed: list[set[int]] = field(default_factory=lambda: [set()])
-    """The assigned micro-batches that are done, for each model chunk."""
+    """The assigned micro-batches that this rank has computed since the members agreed, for each model chunk: those
+    whose gradients the shard had already are not added to the sums, and so are not ``done``."""
     generation: int = 0
     """The generation in which the members last agreed on this step."""
     account: StepAccount | None = None
@@ -95,7 +96,7 @@ class PartialStep:
             assigned=assigned,
             micro_batches=micro_batches,
             done=[set() for _ in range(chunks)],
-            counted=(frozenset(),) * chunks,
+            kept_by_shard=(frozenset(),) * chunks,
             computed=[set() for _ in range(chunks)],
             generation=generation,
         )
@@ -146,6 +147,6 @@ class KeptGradients:
     """The finished micro-batches of each rank that count: their gradients are in its buckets not yet reduced."""
 
     @property
-    def counted(self) -> MicroBatchesOfChunks:
+    def kept(self) -> MicroBatchesOfChunks:
         """The micro-batches that some rank keeps."""
         return tuple(frozenset().union(*kept) for kept in zip(*self.kept_by_rank.values(), strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from services.planner.state.cluster import HardwareLayout, State, node_of
-from services.planner.state.dealing import replica_slowdowns, slowdown_of_deal
+from services.planner.state.deals_by_speed import replica_slowdowns, slowdown_of_deal
 from services.planner.throughput.model import flop_per_step, hardware_of, modelled_flop_per_s
 from shared.events.plans import Layout
 from shared.tasks.specification import TaskSpec
@@ -60,7 +60,7 @@ class Rates:
 def slowdown_of(formation: Formation, slowdowns: Mapping[str, float]) -> float:
     """Return by how much slow nodes hold a task up: its slowest worker does, unless micro-batches are dealt by speed.
 
-    ``services.planner.state.dealing`` has the same model of what the planner knows; this one is of what is.
+    ``services.planner.state.deals_by_speed`` has the same model of what the planner knows; this one is of what is.
     """
     slow = {node for node in slowdowns if node in formation.nodes}
     if not slow:

@@ -14,7 +14,7 @@ from services.planner.problem.problem import build_problem
 from services.planner.problem.slow_choices import MARGIN, Ranking, ranking
 from services.planner.replay.replay import verify_records
 from services.planner.state.cluster import Arrangement, State, node_of
-from services.planner.state.dealing import deal_by_speed, equal_deal, slowdown_of_deal
+from services.planner.state.deals_by_speed import deal_by_speed, equal_deal, slowdown_of_deal
 from services.planner.state.slow_workers import slow_worker
 from shared.events.union import WorkerSlowed
 from shared.planning.solver import evaluate, solve_with_alternatives

@@ -6,7 +6,8 @@ import hashlib
 import struct
 
 from unicron.accounting import ASSIGNED, DONE, EMPTY_DIGEST, FREE, KeptGradients, PartialStep, chain_digest
-from unicron.join.agreement import Deal, Report
+from unicron.join.agreement import Report
+from unicron.join.dealing import Deal
 
 
 def test_the_digest_is_sha256_over_the_digest_before_and_little_endian_ids() -> None:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unicron.accounting import ASSIGNED, DONE, FREE
-from unicron.join.agreement import Deal, Report, common_version, deal, kept_gradients, share
+from unicron.join.agreement import Report, common_version
+from unicron.join.dealing import Deal, deal, kept_gradients, share
 
 STEP = 3
 BUCKETS = 3
@@ -57,7 +58,7 @@ def carried_out(reports: list[Report], agreed: Deal, micro_batches: int, *, in_p
     """
     sums = []
     for coordinate, part in agreed.kept.items():
-        for chunk, counted in enumerate(part.counted):
+        for chunk, counted in enumerate(part.kept):
             for bucket in range(BUCKETS):
                 if bucket < part.reduced:
                     sums.append(list(range(micro_batches)))
@@ -88,7 +89,7 @@ def test_nothing_is_computed_that_no_shard_needs(reports: list[Report], in_place
     work = [k for ks in agreed.assigned for k in ks]
     assert len(work) == len(set(work))
     for k in work:
-        assert any(not part.is_complete and any(k not in c for c in part.counted) for part in agreed.kept.values())
+        assert any(not part.is_complete and any(k not in c for c in part.kept) for part in agreed.kept.values())
 
 
 @examples
@@ -182,7 +183,7 @@ def test_a_chunk_that_is_ahead_keeps_what_it_has() -> None:
     """An interleaved schedule was broken off: the second chunk has done two micro-batches, the first one of them."""
     ahead = ((DONE, ASSIGNED, ASSIGNED), (DONE, DONE, ASSIGNED))
     agreed = deal([Report(coordinate=(0, 0), partial=STEP, generation=1, micro_batches=ahead)], STEP, 3, in_place=False)
-    assert agreed.kept[0, 0].counted == (frozenset({0}), frozenset({0, 1}))
+    assert agreed.kept[0, 0].kept == (frozenset({0}), frozenset({0, 1}))
     assert agreed.assigned == [(1, 2)]
 
 

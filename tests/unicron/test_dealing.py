@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent, reference_of
 from tests.unicron.test_recovery import TOLERANCE
-from unicron.join.agreement import share
+from unicron.join.dealing import share
 from unicron.protocol.messages import Progress
 
 

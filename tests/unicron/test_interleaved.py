@@ -22,7 +22,8 @@ from tests.unicron.test_loss_scale import ALL_AT_ONCE, example
 from tests.unicron.test_supported import in_megatrons_wrapper
 from unicron.errors import UnsupportedModel, WrongLoop
 from unicron.gradients.precision import Precision
-from unicron.join.agreement import Report, deal
+from unicron.join.agreement import Report
+from unicron.join.dealing import deal
 from unicron.megatron import supported
 from unicron.megatron.schedule import LossScale, each_backward, fitting
 from unicron.state.rank_state import RankState

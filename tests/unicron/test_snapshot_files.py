@@ -19,8 +19,8 @@ from unicron.snapshot.files import Slot, SnapshotMeta
 from unicron.snapshot.partners import Location, copied_shares, partners
 from unicron.snapshot.taker import PORTION_BYTES, portions
 from unicron.snapshot.transport import Receiver, Sender
-from unicron.state.assignment import equal_share
 from unicron.state.chunks import StateChunk
+from unicron.state.copied_shares import equal_share
 
 SIZES = (3, 64, 1000)
 

@@ -27,7 +27,7 @@ from unicron.errors import UnicronError
 from unicron.link.waiting import Wait
 from unicron.megatron.parallel import data_group
 from unicron.state import transfer
-from unicron.state.assignment import copied_chunks, shared_chunks
+from unicron.state.copied_shares import copied_chunks, shared_chunks
 from unicron.state.rank_state import RankState
 from unicron.state.user_chunks import document_chunk
 from unicron.state.user_state import Record

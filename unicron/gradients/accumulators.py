@@ -90,7 +90,7 @@ class Accumulator(ABC):
 
     @abstractmethod
     def drop(self, chunk: int = 0) -> None:
-        """Set a model chunk's buffers to zero: the micro-batch just computed is already counted by another rank."""
+        """Set a model chunk's buffers to zero: the micro-batch just computed is kept by another rank already."""
 
     @abstractmethod
     def check_finite(self, first: int) -> None:

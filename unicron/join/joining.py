@@ -21,8 +21,8 @@ from unicron.accounting import EMPTY_DIGEST, PartialStep
 from unicron.checkpoint import reader
 from unicron.errors import InvalidSpec, UnicronError
 from unicron.gradients.precision import Precision
-from unicron.join import agreement, groups, user_state
-from unicron.join.agreement import Report
+from unicron.join import dealing, groups, user_state
+from unicron.join.agreement import Report, common_version
 from unicron.join.member_checks import MemberChecks
 from unicron.join.reports import gather_reports
 from unicron.join.user_state import LOADED, Origin
@@ -47,9 +47,9 @@ Build = Callable[[int, int], tuple[Any, Any]]
 
 
 def own_share(micro_batches: int, shares: Sequence[int] = ()) -> list[int]:
-    """Return this rank's micro-batches of a step without an interruption; ``shares``: as for ``agreement.share``."""
+    """Return this rank's micro-batches of a step without an interruption; ``shares``: as for ``dealing.share``."""
     group = data_group()
-    return agreement.share(group.rank(), group.size(), micro_batches, shares)
+    return dealing.share(group.rank(), group.size(), micro_batches, shares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,7 +331,7 @@ class Joiner:
                     self.rank_state.invalidate()
                 return agreed
             print("unicron: an update stays that was to be undone: there is no copy or checkpoint", file=sys.stderr)
-        if agreement.common_version(reports) >= 0:
+        if common_version(reports) >= 0:
             return AgreedState.in_place(rank_state.applied, rank_state.digest)
         live = [] if self.rank_state is None else self.rank_state.available()
         if not _has_no_live_state(configure):
@@ -459,7 +459,7 @@ def _resume(configure: Configure, rank_state: RankState, link: AgentLink, report
     """Deal what is missing of the interrupted step; the survivors keep what they have."""
     step = rank_state.applied + 1
     of_step = max(report.step_micro_batches for report in reports if report.partial == step)
-    dealt = agreement.deal(reports, step, of_step, in_place=rank_state.accumulator.in_place)
+    dealt = dealing.deal(reports, step, of_step, in_place=rank_state.accumulator.in_place)
     kept = dealt.kept[model_coordinate()]
     rank_state.resume(step, kept, configure.rank, dealt.assigned[reports[configure.rank].replica], of_step)
     partial = rank_state.step_in_progress

@@ -37,8 +37,8 @@ from unicron.snapshot.partners import Location, copied_shares, is_replicated, pa
 from unicron.snapshot.taker import SnapshotTaker
 from unicron.snapshot.transport import Receiver, Sender
 from unicron.state import transfer
-from unicron.state.assignment import copied_chunks, shared_chunks
 from unicron.state.chunks import StateChunk
+from unicron.state.copied_shares import copied_chunks, shared_chunks
 from unicron.state.rank_state import RankState
 from unicron.state.transfer import AgreedState, AvailableState
 from unicron.state.user_chunks import document_chunk

@@ -174,7 +174,7 @@ class RankState:
         self.loss_scale.micro_batches = micro_batches
         self.clear_gradients()
         partial.generation = kept.generation
-        partial.assigned, partial.counted = list(assigned), kept.counted
+        partial.assigned, partial.kept_by_shard = list(assigned), kept.kept
         partial.computed = [set() for _ in range(self._chunks)]
 
     def share_reduced(self, kept: KeptGradients, group: Any, wait: Wait) -> None:
@@ -299,11 +299,11 @@ class RankState:
 
     def _commit_chunk(self, partial: PartialStep, micro_batches: set[int], chunk: int) -> set[int]:
         """Count micro-batches as done by one model chunk; return those that are in its sums."""
-        counted = micro_batches & partial.counted[chunk]
-        if len(micro_batches) > 1 and (self._exact or (counted and not self.accumulator.in_place)):
+        kept = micro_batches & partial.kept_by_shard[chunk]
+        if len(micro_batches) > 1 and (self._exact or (kept and not self.accumulator.in_place)):
             raise WrongLoop("micro-batches must be committed one at a time: see unicron.each_backward")
-        added = micro_batches - counted
-        if counted:
+        added = micro_batches - kept
+        if kept:
             self.accumulator.drop(chunk)
         elif added:
             try:

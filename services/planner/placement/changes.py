@@ -19,7 +19,7 @@ from itertools import count
 from typing import Literal
 
 from services.planner.state.cluster import State, Task, node_of, without
-from services.planner.state.dealing import shares_of
+from services.planner.state.deals_by_speed import shares_of
 from services.planner.state.usable_nodes import usable_workers
 from services.planner.throughput.tables import layout_of
 from shared.events.plans import Layout, Member, Stage, TaskChange

@@ -10,7 +10,7 @@ from services.planner.placement.closed_nodes import closed_workers, draining_mem
 from services.planner.placement.transition_costs import on_grid, transition_cost
 from services.planner.state.admission import admit, called
 from services.planner.state.cluster import State, Task, node_of
-from services.planner.state.dealing import posed_slowdown
+from services.planner.state.deals_by_speed import posed_slowdown
 from services.planner.state.pools import pool_sizes, settle
 from services.planner.state.slow_workers import taken_members
 from services.planner.state.usable_nodes import usable_nodes

@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple
 from services.planner.placement.changes import keeps_state
 from services.planner.problem.problem import Solve, build_problem, wanting, withheld_workers
 from services.planner.state.cluster import Arrangement, State, Task
-from services.planner.state.dealing import fitting_deal, present_deal
+from services.planner.state.deals_by_speed import fitting_deal, present_deal
 from services.planner.state.slow_workers import FULL_SPEED, hardware_of_worker, slowdown_of, taken_members
 from shared.events.plans import Problem, SlowChoice, SlowWorkers, Solution
 

@@ -2,7 +2,7 @@
 
 The micro-batches of a step are whole, so a deal is integers that add up to the step's number. A step lasts as long as
 its slowest replica takes. A replica's time is its share times its slowdown, which is that of its slowest worker. If a
-replica is lost in mid-step, the ranks themselves deal out what it has not done (``unicron.join.agreement``).
+replica is lost in mid-step, the ranks themselves deal out what it has not done (``unicron.join.dealing``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def deal_by_speed(micro_batches: int, slowdowns: Sequence[float]) -> list[int]:
 
 
 def equal_deal(micro_batches: int, replicas: int) -> list[int]:
-    """Return the shares without a deal by speed: round-robin (``unicron.join.agreement.share``)."""
+    """Return the shares without a deal by speed: round-robin (``unicron.join.dealing.share``)."""
     least, more = divmod(micro_batches, replicas)
     return [least + (replica < more) for replica in range(replicas)]
 
