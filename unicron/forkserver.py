@@ -26,7 +26,8 @@ acknowledged, then ``ready``. So its successor misses nothing.
 
 Each child runs in a session of its own, writes to ``output`` and ends with the server (parent-death signal). Processes
 that a child has started end with the child if they are still in its process group. The server ends, together with its
-children, on SIGTERM, which its parent's end sends as well (``--parent``).
+children, on SIGINT, which its parent's end sends as well (``--parent``), and on SIGTERM, unless that is blocked: then
+its parent has left SIGTERM to a program above (``take_sigterm``).
 """
 
 from __future__ import annotations
@@ -47,7 +48,16 @@ from typing import Any, NoReturn
 from unicron.process import output as process_output
 from unicron.process import preloading, self_check
 from unicron.process.fork_requests import error_detail, read_request
-from unicron.process.processes import become, belongs_to, end_with_parent, kill_group, peer, redirect, write_stacks
+from unicron.process.processes import (
+    become,
+    belongs_to,
+    end_with_parent,
+    kill_group,
+    peer,
+    redirect,
+    take_sigterm,
+    write_stacks,
+)
 from unicron.protocol import environment
 from unicron.protocol.versions import OLDEST, VERSION, __version__
 
@@ -58,6 +68,9 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 STORE_BACKLOG = 1024
 """Connections that may wait to be accepted by a store. Chosen: all ranks of a task connect at once."""
+
+_END = (signal.SIGINT, signal.SIGTERM)
+"""The signals on which the server ends."""
 
 
 class ForkServer:
@@ -90,7 +103,7 @@ class ForkServer:
         """Serve until asked to end; return 0."""
         self._selector.register(self._signals, selectors.EVENT_READ)
         # There is no descriptor to poll for a stopped child. Its SIGCHLD writes a byte to this socket pair.
-        for number in (signal.SIGCHLD, signal.SIGTERM):
+        for number in (signal.SIGCHLD, *_END):
             signal.signal(number, lambda number, frame: None)
         signal.set_wakeup_fd(self._signalled.fileno(), warn_on_full_buffer=False)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -254,8 +267,9 @@ class ForkServer:
     def _leave_server(self) -> None:
         """Close, in a child, the server's descriptors and undo its signal handlers."""
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGCHLD, *_END):
             signal.signal(number, signal.SIG_DFL)
+        take_sigterm()
         self._selector.close()
         for connection in (self._listener, self._agent, self._signals, self._signalled):
             if connection is not None:
@@ -270,7 +284,7 @@ class ForkServer:
         with contextlib.suppress(BlockingIOError):
             while read := self._signals.recv(4096):
                 numbers += read
-        return signal.SIGTERM in numbers
+        return not set(_END).isdisjoint(numbers)
 
     def _report_stops(self) -> None:
         """Report the children that were stopped, or continued, since the last call."""
@@ -355,7 +369,8 @@ def main() -> int:
     parser.add_argument("--parent", type=int, help="pid of the process with which the server ends")
     parser.add_argument("--no-preload", action="store_true", help="import nothing beforehand")
     options = parser.parse_args()
-    if options.parent is not None and not end_with_parent(options.parent, signal.SIGTERM):
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # asked to end while it imports, it has nothing to say
+    if options.parent is not None and not end_with_parent(options.parent, signal.SIGINT):
         return 1
     listener = socket.socket(fileno=options.fd)
     listener.set_inheritable(False)
@@ -365,8 +380,6 @@ def main() -> int:
             preload()
     if found := preloading.warning(threads.started()):
         print(f"unicron.forkserver: {found}", file=sys.stderr, flush=True)
-    # Ctrl-C reaches the program that the user started, which ends this server.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     return ForkServer(listener, options.parent).run()
 
 

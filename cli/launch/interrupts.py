@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a task is followed: the first is answered, the second ends the process at once."""
+"""Ctrl-C and SIGTERM while a task is followed: the first is answered, a Ctrl-C behind it ends the process at once."""
 
 from __future__ import annotations
 
@@ -68,6 +68,8 @@ class Interrupts:
         if not self._came.done():
             self._came.set_result(number)
             return
+        if number == signal.SIGTERM == self._came.result():
+            return  # the same one: `timeout` sends it to its child, and then to the group of its child
         # Every process of an embedded stack ends with this one (its parent-death signal).
         os._exit(SIGNALLED + number)
 

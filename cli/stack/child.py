@@ -17,6 +17,7 @@ import psutil
 
 from cli.stack.processes import kill_below
 from shared.errors import Conflict, Corrupt, InvalidInput, NotFound, Unavailable, UnicronError
+from shared.machine.process import END_SIGNAL, leave_sigterm
 
 START_TIMEOUT_S = 120.0
 """Importing torch and Megatron in every node's fork server takes 5-10 s each; several share the cores."""
@@ -30,7 +31,7 @@ REFUSALS: dict[int, type[UnicronError]] = {
 """Exit status of a service -> the kind of its error."""
 
 STOP_TIMEOUT_S = 10.0
-"""Time from SIGTERM to SIGKILL. A service stops in milliseconds, an agent ends its ranks first."""
+"""Time from ``END_SIGNAL`` to SIGKILL. A service stops in milliseconds, an agent ends its ranks first."""
 
 RECENT_S = 60.0
 """Starts within this time count as recent."""
@@ -74,6 +75,7 @@ class Child:
                 stderr=log,
                 env=self.environment,
                 start_new_session=True,
+                preexec_fn=leave_sigterm,
                 cwd=self.run_dir,
             )
         assert process.stdout is not None
@@ -128,13 +130,13 @@ class Child:
         return process.pid
 
     async def end(self) -> None:
-        """End the process: SIGTERM, and SIGKILL for it and all below it if that does not suffice."""
+        """End the process: ``END_SIGNAL``, and SIGKILL for it and all below it if that does not suffice."""
         process = self.living
         if process is None:
             return
         self.expected_end = True
         with suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(END_SIGNAL)
         try:
             await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
         except TimeoutError:

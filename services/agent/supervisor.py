@@ -27,7 +27,7 @@ from services.agent.succession import inheritance
 from services.agent.succession.inheritance import ENDING, FORK_SERVER_IN, LINE_BYTES, CredentialSource, Inheritance
 from services.agent.succession.restarts import HANDED_OVER, MAX_RESTARTS, WINDOW_S, Restarts
 from shared.errors import NameInUse, Unavailable
-from shared.machine.process import PARENT_DEATH_VARIABLE
+from shared.machine.process import END_SIGNAL, PARENT_DEATH_VARIABLE
 from shared.service.joining import CREDENTIAL, CREDENTIAL_FD
 from shared.settings.model import Settings
 from unicron.protocol import environment
@@ -117,7 +117,7 @@ class Supervisor:
         while True:
             self._agent = process = await self._start_agent()
             if self._ending.is_set():
-                process.terminate()
+                process.send_signal(END_SIGNAL)
             code = await process.wait()
             self._agent = None
             if self._ending.is_set():
@@ -149,7 +149,7 @@ class Supervisor:
         self._ending.set()
         if self._agent is not None:
             with contextlib.suppress(ProcessLookupError):
-                self._agent.terminate()
+                self._agent.send_signal(END_SIGNAL)
 
     # ---- the fork server
 
@@ -298,7 +298,7 @@ async def _end(server: asyncio.subprocess.Process) -> None:
     if server.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):
-        server.terminate()
+        server.send_signal(END_SIGNAL)
     try:
         async with asyncio.timeout(FORK_SERVER_END_S):
             await server.wait()

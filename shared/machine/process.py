@@ -13,6 +13,10 @@ PARENT_DEATH_VARIABLE = "UNICRON_PARENT_DEATH"
 """Environment variable that has the process end with its parent. The value is the parent's pid, or ``1`` for any
 parent."""
 
+END_SIGNAL = signal.SIGINT
+"""With what a process asks its children to end. SIGTERM may go to all processes of a run at once (a control group of
+systemd's, a container that ends); those below the first of them leave it to that one (``leave_sigterm``)."""
+
 _PR_SET_PDEATHSIG = 1
 """The option of ``prctl(2)`` that sets the parent-death signal (value from ``linux/prctl.h``)."""
 
@@ -43,12 +47,21 @@ def die_with_parent(signum: signal.Signals, parent_pid: int | None = None) -> bo
     return os.getppid() == expected
 
 
+def leave_sigterm() -> None:
+    """Leave SIGTERM to the parent: have it blocked in this process, and in all that it starts.
+
+    It stays blocked over fork and exec, so it can be called between these two, before the program runs. Ranks, which
+    run the user's code, take it again (``unicron.process.processes.take_sigterm``).
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
 def watch_parent() -> bool:
-    """Have SIGTERM sent when the parent ends, if the environment asks for it; return whether the parent is alive."""
+    """Have this process asked to end when its parent ends, if the environment says so; return whether that lives."""
     value = os.environ.get(PARENT_DEATH_VARIABLE, "")
     if not value.isdigit() or value == "0":
         return True
-    return die_with_parent(signal.SIGTERM, int(value) if value != "1" else None)
+    return die_with_parent(END_SIGNAL, int(value) if value != "1" else None)
 
 
 def hide_memory() -> None:

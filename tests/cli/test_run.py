@@ -267,6 +267,7 @@ async def test_a_stop_ends_it_with_a_checkpoint(api: Server) -> None:
     process = await start(api, "--on-interrupt", "stop")
     process.send_signal(signal.SIGTERM)
     await stop_is_asked_for(api)
+    process.send_signal(signal.SIGTERM)  # `timeout` sends it twice
     await api.append(TaskStopped, task="healed", generation=1, step=7, path="/c")
     done = await end(process)
     assert done.code == 1

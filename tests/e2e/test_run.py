@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -128,6 +129,13 @@ class Running:
         assert found is not None
         return Client(found[1])
 
+    def terminate_all(self) -> None:
+        """Send SIGTERM to all of its processes, as a control group's manager does."""
+        top = psutil.Process(self.process.pid)
+        for process in [top, *top.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                process.terminate()
+
     def end(self) -> int:
         """Wait for its end; return its exit status."""
         code = self.process.wait(90)
@@ -210,3 +218,24 @@ def test_ctrl_c_stops_it_with_a_checkpoint_and_the_same_command_goes_on(folder: 
     assert again.end() == 0, again.err
     assert f"train goes on from step {found[1]};" in again.err
     assert steps_of(again) == [*range(int(found[1]) + 1, STEPS + 1)], "nothing of the earlier runs is printed again"
+
+
+def test_sigterm_to_all_of_its_processes_stops_it_as_well(folder: Path) -> None:
+    stopped = Running(folder, *SPEC)
+    stopped.at_work().http.close()
+    stopped.terminate_all()
+    assert stopped.end() == 1, stopped.err
+    assert processes_of(stopped.run_dir) == []
+    found = re.search(r"train stopped at step (\d+) of \d+; .* saved in ([^;\s]+)", stopped.err)
+    assert found is not None, stopped.err
+    assert steps_of(stopped) == [*range(1, int(found[1]) + 1)], "no rank was lost"
+    assert Path(found[2]).is_dir()
+
+
+def test_sigterm_to_all_processes_of_a_script_that_restarts_whole_is_no_fault(folder: Path) -> None:
+    stopped = Running(folder, script=PLAIN)
+    stopped.at_work().http.close()
+    stopped.terminate_all()
+    assert stopped.end() == 1, stopped.err
+    assert processes_of(stopped.run_dir) == []
+    assert stopped.err.splitlines()[-1].startswith("unicron: train stopped; stopped as asked")

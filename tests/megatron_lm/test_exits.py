@@ -41,6 +41,18 @@ def test_a_signal_asks_for_an_exit_where_the_arguments_say_so() -> None:
     assert args.exit_interval == 3
 
 
+def test_sigterm_is_left_to_a_program_above_that_stops_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("unicron.megatron_lm.exits.leaves_sigterm", lambda: True)
+    exits = Exits(arguments(exit_signal_handler=True), steps=10)
+    assert signal.getsignal(signal.SIGTERM) is before
+    exits.decide(3, last_step=10, stops=True)  # and then stock's checkpoint is written as well
+    with exits:
+        raise SystemExit
+    with pytest.raises(SystemExit):
+        exits.exit()
+
+
 @pytest.mark.parametrize("handles", [False, True])
 def test_a_stop_has_megatron_save_where_a_signal_would_have(handles: bool) -> None:
     args = arguments(exit_signal_handler=handles)

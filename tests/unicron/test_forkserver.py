@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -26,6 +28,12 @@ def alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+def blocks_sigterm(pid: int) -> bool:
+    """Whether a process has SIGTERM blocked."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.split("SigBlk:")[1].split()[0], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 async def gone(*pids: int) -> None:
@@ -87,14 +95,53 @@ async def test_children_die_with_a_killed_server(tmp_path: Path) -> None:
         await gone(*pids)
 
 
-async def test_server_and_children_end_on_sigterm(tmp_path: Path) -> None:
-    async with agent(tmp_path, "--no-preload") as a:
+@pytest.mark.parametrize("left", [True, pytest.param(False, marks=pytest.mark.slow)])
+async def test_server_and_children_end_on_sigterm_unless_it_is_left_to_a_program_above(
+    left: bool, tmp_path: Path
+) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM} if left else ())
+    try:
+        server = agent(tmp_path, "--no-preload")
+        a = await server.__aenter__()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
         await a.store()
         pid = a.events[-1]["pid"]
         assert a.process is not None
-        a.process.terminate()
+        if left:
+            os.kill(pid, signal.SIGTERM)
+            a.process.terminate()
+            await a.store()
+            assert alive(pid)
+            assert not blocks_sigterm(pid), "what it starts is to end by SIGTERM"
+        a.process.send_signal(signal.SIGINT if left else signal.SIGTERM)
         assert await a.process.wait() == 0
         await gone(pid)
+    finally:
+        await server.__aexit__(None, None, None)
+
+
+LEFT = """
+import multiprocessing, os, signal, subprocess
+from unicron.process import processes
+
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+processes.take_sigterm()
+os.kill(os.getpid(), signal.SIGTERM)
+forked = multiprocessing.get_context("fork").Process(target=signal.pause)
+forked.start()
+started = subprocess.Popen(["sleep", "1000"])
+for child in (forked, started):
+    child.terminate()
+forked.join()
+print(processes.leaves_sigterm(), forked.exitcode, started.wait())
+"""
+
+
+def test_what_a_rank_has_started_gets_a_sigterm_that_the_rank_leaves_to_a_program_above() -> None:
+    done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == f"True {-signal.SIGTERM} {-signal.SIGTERM}\n", done
 
 
 async def test_a_request_that_fails_is_answered(tmp_path: Path) -> None:

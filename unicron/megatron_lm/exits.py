@@ -14,6 +14,8 @@ import signal
 import time
 from typing import Any
 
+from unicron.process.processes import leaves_sigterm
+
 
 class Exits:
     """Behind which step a training exits, as this rank sees it.
@@ -35,7 +37,8 @@ class Exits:
         self._end: SystemExit | None = None
         self._signalled = False
         self._handles_signal, args.exit_signal_handler = args.exit_signal_handler, False
-        if self._handles_signal:  # behind Megatron-LM's own handler, which asks all ranks in every step
+        left = args.exit_signal == signal.SIGTERM and leaves_sigterm()  # the task will be stopped, which also saves
+        if self._handles_signal and not left:  # behind Megatron-LM's own handler, which asks all ranks in every step
             signal.signal(args.exit_signal, self._note_signal)
 
     def _note_signal(self, *_: object) -> None:

@@ -16,6 +16,9 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _CREDENTIALS = struct.Struct("3i")
 """``struct ucred``: pid, uid, gid (unix(7))."""
 
+_left_above: list[signal.Signals] = []
+"""The signals that this process leaves to a program above."""
+
 
 def end_with_parent(parent: int, number: signal.Signals) -> bool:
     """Have the kernel send a signal to this process when its parent ends; return whether the parent lives.
@@ -26,6 +29,37 @@ def end_with_parent(parent: int, number: signal.Signals) -> bool:
     """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
     return os.getppid() == parent
+
+
+def take_sigterm() -> None:
+    """Do nothing on SIGTERM from now on where it is blocked; return at once elsewhere.
+
+    It is blocked below a program that wants to end all of this itself, and SIGTERM may go to all processes at once
+    (``shared.machine.process``). A handler, since a blocked or ignored signal would stay so in processes of the user's
+    code, whose parent may end them with SIGTERM (``multiprocessing`` does). A program that is started has no handler; a
+    forked child here loses it.
+    """
+    if signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+        return
+    _left_above.append(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, _leave)
+    os.register_at_fork(after_in_child=_forget)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def leaves_sigterm() -> bool:
+    """Return whether SIGTERM is for a program above, whatever handler the user's code has set since."""
+    return bool(_left_above)
+
+
+def _leave(*_: object) -> None:
+    """Leave a signal to a program above."""
+
+
+def _forget() -> None:
+    _left_above.clear()
+    if signal.getsignal(signal.SIGTERM) is _leave:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def become(uid: int) -> None:

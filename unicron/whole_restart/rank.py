@@ -26,6 +26,7 @@ from unicron.errors import InvalidSpec
 from unicron.link import agent_link, reporting
 from unicron.link.agent_link import DRAIN, NOTHING, AgentLink
 from unicron.link.torchrun import standalone_generation, variables_of
+from unicron.process.processes import leaves_sigterm
 from unicron.protocol import environment
 from unicron.protocol.messages import Checkpointed, Configure, Finished, Inject, Raised, Resumed, Stopped
 from unicron.trainer.spec import Spec
@@ -40,6 +41,10 @@ for the lost peer."""
 STOP_GRACE_S = 240.0
 """How long a script may take to end on SIGTERM where no fault has struck, so that it can save. It is one minute less
 than the default of ``resume_timeout_s``, which is how long a stop is waited for."""
+
+REQUEST_S = 30.0
+"""How long the request to stop may take where SIGTERM has gone to the program that asks for it and to the script at
+once. It takes a second, and more where NATS has ended as well and is started again."""
 
 LOOK_S = 1.0
 """Pause between two looks at the steps that peers have reported and at the checkpoints: short beside steps of a second
@@ -82,6 +87,11 @@ class _Rank:
         self._report: Report | None = None
         """The newest report in the output of this process's script that has not been passed on."""
         self._saved: SavedStep | None = None
+        self._terminated = False
+        """Whether this process has got SIGTERM, which a program above answers."""
+        self._leaves_sigterm = leaves_sigterm()
+        if self._leaves_sigterm:
+            signal.signal(signal.SIGTERM, self._note_sigterm)
         link.on_inject = _inject
 
     def run(self) -> NoReturn:
@@ -117,6 +127,8 @@ class _Rank:
                 if request == DRAIN:
                     return True
                 self._stop(configure)
+            if script.has_ended() and self._awaited_stop(script):
+                continue
             self._look(configure, store)
             if script.code:
                 self._failed(script, script.code)
@@ -128,6 +140,17 @@ class _Rank:
             if arrived and _have_all_ended(store):
                 self._look(configure, store)  # the reports that the last script made before it ended
                 self._finish(configure)
+
+    def _note_sigterm(self, *_: object) -> None:
+        self._terminated = True
+
+    def _awaited_stop(self, script: ScriptProcess) -> bool:
+        """Wait for the stop of the task if SIGTERM has ended the script before it; return whether it was waited for."""
+        if not self._terminated and not (self._leaves_sigterm and script.code == -signal.SIGTERM):
+            return False
+        self._terminated = self._leaves_sigterm = False  # it is waited for once
+        self._link.wait_for_request(REQUEST_S, _never)
+        return True
 
     def _resumed(self, configure: Configure) -> None:
         self._link.progress(self._step, "script")
