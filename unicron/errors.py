@@ -2,6 +2,7 @@
 
     UnicronError
     ├── InvalidSpec            the task specification or its data cannot be used
+    │   └── NotHealed          a setting with which a step cannot be healed; a whole restart trains rightly with it
     ├── UnsupportedModel       the model or optimizer that ``build`` returned would train to a wrong result
     │   └── SeamDiffers        Megatron-LM's or megatron-bridge's training is not as the adapter needs it
     ├── UnsupportedState       an object that a script gives as state cannot be saved, or not in this layout
@@ -27,6 +28,13 @@ class UnicronError(Exception):
 
 class InvalidSpec(UnicronError):
     """The task specification cannot be used, or the data that it names cannot."""
+
+
+class NotHealed(InvalidSpec):
+    """A step of Megatron-LM's or megatron-bridge's cannot be healed with a setting, which the message names.
+
+    ``unicron run`` has such a task restart whole (``shared.tasks.refusals``).
+    """
 
 
 class UnsupportedModel(UnicronError):

@@ -23,7 +23,7 @@ SENTENCES = {
 }
 """Verdict -> what is said of the task."""
 
-AT_THE_START = "its settings are checked when it calls pretrain(): what cannot be healed is named, and ends the task"
+AT_THE_START = "its settings are checked when it calls pretrain(): with one that cannot be healed it restarts whole"
 """What is said of a script of megatron-bridge, whose settings are in Python objects."""
 
 _QUESTION = """

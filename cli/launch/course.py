@@ -9,19 +9,20 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
 from cli.launch.checking import say
 from cli.launch.ending import Ending, ending_of
 from cli.launch.interrupts import Interrupts, OnInterrupt, answer_of, decided
 from cli.launch.place import Place
-from cli.launch.submission import Submitted, submit
+from cli.launch.submission import Submitted, Whole, submit
 from cli.stack.devices import Division
 from cli.stack.run_directory import DEMO_MARKER
 from cli.stack.stack import Stack
 from cli.waiting import Record, WaitingClient
-from shared.errors import Conflict, Unavailable, UnicronError
+from shared.errors import Conflict, InvalidInput, Unavailable, UnicronError
+from shared.tasks.refusals import why_not_healed
 from shared.tasks.specification import TaskSpec
 from unicron_client.answers import task_path
 from unicron_client.resources import ENDED, Client
@@ -45,7 +46,8 @@ class Launched:
     """What is run.
 
     ``named``: whether the user has given the name. ``division``, ``environment``: the workers of an embedded stack, and
-    variables that they inherit beside those of this process. ``stream``: for the output of the ranks.
+    variables that they inherit beside those of this process. ``stream``: for the output of the ranks. ``whole``: for a
+    task that restarts whole where a setting is refused at its start; None: then it has failed.
     """
 
     spec: TaskSpec
@@ -55,6 +57,7 @@ class Launched:
     stream: TextIO
     division: Division | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    whole: Whole | None = None
 
 
 async def course(launched: Launched) -> tuple[Ending | None, bool]:
@@ -65,11 +68,11 @@ async def course(launched: Launched) -> tuple[Ending | None, bool]:
     """
     with Interrupts() as interrupts:
         if launched.place.server is not None:
-            return await _follow(launched, launched.place.server, interrupts)
+            return await _run(launched, launched.place.server, interrupts)
         async with _embedded(launched, interrupts) as stack:
             if stack is None:
                 return None, False
-            following = asyncio.create_task(_follow(launched, stack.url, interrupts))
+            following = asyncio.create_task(_run(launched, stack.url, interrupts))
             await _first(following, stack.failed)
             if not following.done():
                 following.cancel()
@@ -106,6 +109,21 @@ async def _embedded(launched: Launched, interrupts: Interrupts) -> AsyncIterator
         await stack.stop()
 
 
+async def _run(launched: Launched, url: str, interrupts: Interrupts) -> tuple[Ending, bool]:
+    """Follow the task, also as it restarts whole if it is refused at its start; return its end as ``_follow`` does."""
+    ending, left = await _follow(launched, url, interrupts)
+    why = "" if ending.succeeded else why_not_healed(ending.task["reason"] or "")
+    if not why or launched.whole is None or interrupts.came.done():
+        return ending, left
+    say(f"{ending.task['name']} is not healed inside the step, and restarts whole from its own checkpoint: {why}")
+    try:
+        spec = launched.whole(why).model_copy(update={"name": ending.task["name"]})
+    except InvalidInput as err:
+        say(err.detail)
+        return ending, left
+    return await _follow(replace(launched, spec=spec, named=True, whole=None), url, interrupts)
+
+
 async def _follow(launched: Launched, url: str, interrupts: Interrupts) -> tuple[Ending, bool]:
     """Submit the task and follow it; return how it is in the end, and whether it was left running."""
     embedded = launched.place.server is None
@@ -129,7 +147,13 @@ async def _follow(launched: Launched, url: str, interrupts: Interrupts) -> tuple
 
 def _submit(launched: Launched, url: str) -> Submitted:
     with Client(url) as client:
-        found = submit(client, launched.spec, named=launched.named, embedded=launched.place.server is None)
+        found = submit(
+            client,
+            launched.spec,
+            named=launched.named,
+            embedded=launched.place.server is None,
+            whole=launched.whole,
+        )
         if launched.place.server is None:
             others = [
                 task["name"]

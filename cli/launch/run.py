@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,8 @@ from cli.stack.devices import MOST, Device, DeviceOption
 
 if TYPE_CHECKING:
     from cli.launch.course import Launched
+    from cli.launch.place import Place
+    from cli.launch.specification import Given
 
 app = typer.Typer(add_completion=False)
 
@@ -103,6 +106,7 @@ def run(
     import asyncio
 
     from cli.launch.course import course
+    from shared.tasks.refusals import why_not_healed
 
     launched = _launched(
         found,
@@ -114,8 +118,11 @@ def run(
         run_dir=run_dir,
         device=device,
         on_interrupt=on_interrupt,
-        to_stderr=output is Format.JSON,
     )
+    if output is Format.JSON:
+        launched = replace(launched, stream=sys.stderr)
+    if require_healing:
+        launched = replace(launched, whole=None)
     division = launched.division
     for line in (*said(found), *unused(found), launched.place.said, *([division.said] if division else [])):
         if line:
@@ -126,12 +133,13 @@ def run(
         raise typer.Exit(INTERRUPTED)
     say(ending.line())
     if output is Format.JSON:
-        document = found.check.document()
+        shown = found.check.restarting(found.name, ending.task["spec"].get("not_healed", ""))
+        document = shown.document()
         print_json({"verdict": document["verdict"], "settings": document["settings"], **ending.document()})
     if left:
         raise typer.Exit(INTERRUPTED)
     if not ending.succeeded:
-        raise typer.Exit(1)
+        raise typer.Exit(REFUSED if require_healing and why_not_healed(ending.task["reason"] or "") else 1)
 
 
 def _launched(
@@ -145,7 +153,6 @@ def _launched(
     run_dir: Path | None,
     device: Device,
     on_interrupt: OnInterrupt,
-    to_stderr: bool,
 ) -> Launched:
     """Return what is run. Nothing is started or asked for but a server at the default address, and this machine's GPUs.
 
@@ -154,10 +161,8 @@ def _launched(
         NoDevice: workers were to train on devices, and there are too few.
     """
     from cli.launch import environment, place
-    from cli.launch.course import Launched
-    from cli.launch.specification import Given, specification
+    from cli.launch.specification import Given
     from shared.errors import InvalidInput
-    from unicron_client.specifications import specification as parsed
 
     where, launch = place.place_of(server, run_dir), found.launch
     count = workers or launch.workers or base.get("workers", {}).get("max")
@@ -168,8 +173,7 @@ def _launched(
             say(f"{left_out} stays here: it looks secret; `secrets:` in a file for --spec names it (docs/launching.md)")
         for left_out in travelling.devices:
             say(f"{left_out} stays here: node agents give processes their devices")
-        spec = parsed(specification(found, Given(name, count, {**travelling.env, **here}, base)))
-        return Launched(spec, name is not None, where, on_interrupt, sys.stderr if to_stderr else sys.stdout)
+        return _specified(found, Given(name, count, {**travelling.env, **here}, base), where, on_interrupt)
     if on_interrupt is OnInterrupt.LEAVE:
         problem = "needs a cluster (--server): an embedded stack ends with its run. Allowed: stop, ask"
         error = {"field": "--on-interrupt", "value": on_interrupt.value, "problem": problem}
@@ -177,18 +181,32 @@ def _launched(
     environment.check_named(env, os.environ)
     there = place.devices_of(launch.environment, device)
     count = count or min(len(there.entries), MOST) or 1
-    spec = parsed(specification(found, Given(name, count, here, base)))
+    launched = _specified(found, Given(name, count, here, base), where, on_interrupt)
     inherited = environment.absolute({**_search_path(), **place.inherited(launch.environment)}, Path.cwd())
     if (python := fork_server_interpreter(found)) and INTERPRETERS not in os.environ:
         inherited[INTERPRETERS] = python
+    return replace(launched, division=place.division(there, device, count), environment=inherited)
+
+
+def _specified(found: Checked, given: Given, where: Place, on_interrupt: OnInterrupt) -> Launched:
+    """Return what is run, which may restart whole where its loop's settings are checked as it starts.
+
+    Raises:
+        InvalidInput: the specification is refused.
+    """
+    from cli.launch.course import Launched
+    from cli.launch.specification import specification, whole
+    from shared.launch.script import Loop
+    from unicron_client.specifications import specification as parsed
+
+    late = found.check.verdict.value != "restart" and found.script.loop in (Loop.MEGATRON_LM, Loop.BRIDGE)
     return Launched(
-        spec,
-        name is not None,
+        parsed(specification(found, given)),
+        given.name is not None,
         where,
         on_interrupt,
-        sys.stderr if to_stderr else sys.stdout,
-        division=place.division(there, device, count),
-        environment=inherited,
+        sys.stdout,
+        whole=(lambda why: parsed(whole(found, given, why))) if late else None,
     )
 
 

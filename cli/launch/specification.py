@@ -55,6 +55,21 @@ class Given(NamedTuple):
     base: Mapping[str, Any] = {}
 
 
+def whole(found: Checked, given: Given, why: str) -> dict[str, Any]:
+    """Return the specification with which a command line's task restarts whole after all.
+
+    Args:
+        found: the command line, whose verdict was that the task is healed inside the step.
+        given: what the user says beside it.
+        why: what was refused when the task started.
+
+    Raises:
+        InvalidInput: nothing says how many processes the script has.
+    """
+    restarts = found._replace(check=found.check._replace(verdict=Verdict.RESTART))
+    return specification(restarts, given) | {"not_healed": why}
+
+
 def specification(found: Checked, given: Given) -> dict[str, Any]:
     """Return the specification of a command line's task.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -29,12 +30,27 @@ class Submitted(NamedTuple):
     since: str | None
 
 
-def submit(client: Client, spec: TaskSpec, *, named: bool, embedded: bool) -> Submitted:
+Whole = Callable[[str], TaskSpec]
+"""Returns the specification with which a task restarts whole, for the reason that a step of it cannot be healed.
+
+It raises ``InvalidInput`` where nothing says how many processes the script has.
+"""
+
+
+def submit(client: Client, spec: TaskSpec, *, named: bool, embedded: bool, whole: Whole | None = None) -> Submitted:
     """Submit a task; return it.
 
     The user's earlier task of its name that was stopped or has failed is gone on with if it ran the same command; else,
     unless the user has given the name, the next free number is put behind it. What an embedded stack was running when
-    it was killed goes on by itself: if that is the same command, it is followed.
+    it was killed goes on by itself: if that is the same command, it is followed. What has restarted whole because a
+    setting was refused at its start goes on so.
+
+    Args:
+        client: of the server.
+        spec: of the task.
+        named: whether the user has given the name.
+        embedded: whether the server is that of this run.
+        whole: for a task that may restart whole.
 
     Raises:
         UnicronError: the server refuses it.
@@ -47,10 +63,14 @@ def submit(client: Client, spec: TaskSpec, *, named: bool, embedded: bool) -> Su
             if earlier is None or named:
                 break
             continue
-        same = earlier["owner"] == owner and _command(earlier["spec"]) == _command(body)
+        why = earlier["spec"].get("not_healed", "") if whole is not None else ""
+        command = _command(earlier["spec"] | ({"loop": spec.loop} if why else {}))
+        same = earlier["owner"] == owner and command == _command(body)
         if same and embedded and earlier["state"] not in ENDED:
             say(f"{body['name']} goes on: its run was ended before it")
             return Submitted(earlier, datetime.now(UTC).isoformat())
+        if same and why and whole is not None and earlier["state"] in _RESUMED:
+            body = as_body(whole(why)) | {"name": body["name"]}
         if named or (same and earlier["state"] in _RESUMED):
             break
     task = client.submission(body).task

@@ -154,9 +154,9 @@ def _print_settings(spec: dict[str, Any]) -> None:
     loop = spec.get("loop", "unicron")
     found = findings_of_task(loop, spec.get("arguments", []))
     if restarts_whole(spec):
-        why = (
-            "for these settings" if found else "since its loop is its own: docs/launching.md has what to write instead"
-        )
+        own = "since its loop is its own: docs/launching.md has what to write instead"
+        refused = spec.get("not_healed", "")
+        why = f"since a step cannot be healed: {refused}" if refused else "for these settings" if found else own
         print(f"\na fault ends its script on all workers, and starts it again from its own checkpoint, {why}")
     if found:
         rows = [[one.argument, one.what.value, one.why, one.instead.partition("\n")[0]] for one in found]

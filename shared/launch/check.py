@@ -48,6 +48,18 @@ class Check(NamedTuple):
         ]
         return {"verdict": self.verdict.value, "settings": settings, "task": self.task}
 
+    def restarting(self, script: str, why: str) -> Check:
+        """Return the verdict on a task that restarts whole since a setting was refused at its start; empty: this one.
+
+        Args:
+            script: what the command line names.
+            why: what was refused; it says what to write instead.
+        """
+        if not why:
+            return self
+        finding = Finding("SCRIPT", script, Effect.RESTART, why, "what the reason says; another --name tries it")
+        return Check(Verdict.RESTART, [*self.findings, finding], self.task | {"heals": "restart"})
+
 
 FIELDS = ("model", "batch", "steps")
 """Of a specification, what the planner needs of a task that is healed inside the step."""

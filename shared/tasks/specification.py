@@ -251,6 +251,9 @@ class TaskSpec(Model):
     ``restart``: any other. A fault of a script of that kind ends it on all workers, and it starts again from its own
     checkpoint."""
 
+    not_healed: Annotated[str, Field(max_length=65_536)] = Field(default="", exclude_if=lambda why: not why)
+    """Why a script whose loop could be healed inside the step restarts whole: what was refused when it started."""
+
     python: Annotated[str, Field(max_length=4096, pattern=r"^/[^\x00]*$")] | None = Field(
         default=None, exclude_if=lambda python: python is None
     )
@@ -338,6 +341,7 @@ class TaskSpec(Model):
             self.module is None or f"/{path}".endswith("/" + self.module.replace(".", "/")),
             f"module: script must be its file, {(self.module or '').replace('.', '/')}.py or its __main__.py",
         )
+        yield self.restarts_whole or not self.not_healed, "not_healed: only beside loop restart"
         yield (
             not self.restarts_whole or self.workers.min == self.workers.max,
             "workers: min and max must be equal for loop restart: only the script knows how it divides its work",

@@ -139,6 +139,6 @@ def test_the_fields_of_a_specification_are_those_of_the_configuration(tmp_path: 
     assert (found["batch"], found["steps"], found["checkpoint"]) == ({"global": 12, "micro": 1}, STEPS, {"every": 2})
     assert (found["parallel"]["tensor"], found["workers"]) == (2, {"min": 2})
     refused = fields("other.yaml", "train.iterations_to_skip=[2]")
-    assert "InvalidSpec: train.iterations_to_skip: [2] is not healed inside the step" in refused.stderr
+    assert "NotHealed: train.iterations_to_skip: [2] is not healed inside the step" in refused.stderr
     assert refused.returncode == 1
     assert not (tmp_path / "other.yaml").exists()

@@ -13,7 +13,7 @@ import pytest
 from shared.launch.check import FIELDS
 from shared.tasks.specification import parse_spec
 from unicron.bridge import fields, settings
-from unicron.errors import InvalidSpec
+from unicron.errors import InvalidSpec, NotHealed
 
 
 def configuration(**given: Any) -> SimpleNamespace:
@@ -57,8 +57,9 @@ def configuration(**given: Any) -> SimpleNamespace:
 def test_what_cannot_be_healed_is_refused_by_its_name(path: str, value: Any) -> None:
     settings.check(configuration())
     name = "train.global_batch_size" if "rampup" in path else path.replace("__", ".")
-    with pytest.raises(InvalidSpec, match=rf"^{name}: "):
+    with pytest.raises(InvalidSpec, match=rf"^{name}: ") as refused:
         settings.check(configuration(**{path: value}))
+    assert isinstance(refused.value, NotHealed) == ("rampup" not in path), "megatron-bridge takes no such batch either"
 
 
 @pytest.mark.parametrize(
@@ -69,15 +70,16 @@ def test_what_cannot_be_healed_is_refused_by_its_name(path: str, value: Any) -> 
 )  # fmt: skip
 def test_what_no_model_is_healed_with_is_refused_before_it_is_built(path: str, value: Any, name: str) -> None:
     settings.prepare(configuration(model__cuda_graph_impl="local"))
-    with pytest.raises(InvalidSpec, match=rf"^{name}: .*loop: restart"):
+    with pytest.raises(NotHealed, match=rf"^{name}: .*loop: restart"):
         settings.prepare(configuration(**{path: value}))
 
 
 @pytest.mark.parametrize(("name", "value"), [("finetune", True), ("load_optim", False)])
 def test_a_task_does_not_read_its_own_checkpoint_as_a_beginning(name: str, value: bool) -> None:
     settings.check(configuration(checkpoint__load="/b", **{f"checkpoint__{name}": value}))
-    with pytest.raises(InvalidSpec, match=f"checkpoint.{name}: "):
+    with pytest.raises(InvalidSpec, match=f"checkpoint.{name}: ") as refused:
         settings.check(configuration(checkpoint__load="/a", **{f"checkpoint__{name}": value}))
+    assert not isinstance(refused.value, NotHealed), "a whole restart would do the same"
 
 
 def test_what_only_concerns_speed_is_off_and_said(capfd: pytest.CaptureFixture[str]) -> None:

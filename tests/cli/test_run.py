@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -23,8 +24,9 @@ from cli.stack.devices import Device, Division
 from services.agent.machine.hardware import Devices
 from shared.errors import Conflict, InvalidInput, NoDevice
 from shared.events.union import TaskFailed, TaskFinished, TaskStopped, TaskStopRequested
+from shared.tasks.refusals import reason_of
 from tests.api.kit import Server, spec
-from tests.cli.conftest import NOWHERE, Outcome
+from tests.cli.conftest import NOWHERE, Outcome, Unicron
 from tests.cli.test_run_check import CALLS_PRETRAIN, MODEL, call, write_script
 from tests.cli.test_run_specification import REST
 from tests.condition import until
@@ -39,6 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(variable, raising=False)
     (tmp_path / "healed.py").write_text("import unicron\n")
     (tmp_path / "plain.py").write_text("import torch\n")
+    (tmp_path / "recipe.py").write_text("import megatron.bridge\n")
     write_script(tmp_path, "pretrain_gpt.py", CALLS_PRETRAIN)
     (tmp_path / "rest.yaml").write_text(yaml.safe_dump(REST))
     return tmp_path
@@ -168,6 +171,54 @@ async def test_what_an_embedded_stack_was_running_is_followed(api: Server, capsy
     assert (await submitted(api, embedded=True, arguments=["2"])).task["name"] == "gpt-2"
 
 
+# ---- refused at its start
+
+PEFT = "peft: LoRA is not healed inside the step: it loads the base model as the model is built"
+REFUSED_AT_START = reason_of("n0/0", "n0", "NotHealed", PEFT)
+
+
+async def refused_at_start(api: Server, *arguments: str) -> asyncio.subprocess.Process:
+    """Run a script of megatron-bridge, and end its task as a rank's refusal does."""
+    process = await start(api, *arguments, script="recipe.py")
+    assert (await api.http.get("/v1/tasks/recipe")).json()["spec"]["loop"] == "megatron-bridge"
+    await api.append(TaskFailed, task="recipe", generation=1, step=0, reason=REFUSED_AT_START)
+    return process
+
+
+async def test_what_is_refused_at_its_start_restarts_whole_and_the_same_command_goes_on_so(
+    api: Server, unicron: Unicron
+) -> None:
+    process = await refused_at_start(api, "-o", "json")
+
+    async def again() -> bool:
+        return bool((await api.http.get("/v1/tasks/recipe")).json()["attempt"] == 2)
+
+    await until(again)
+    task = (await api.http.get("/v1/tasks/recipe")).json()
+    assert (task["spec"]["loop"], task["spec"]["workers"]) == ("restart", {"min": 2, "max": 2})
+    assert (task["spec"]["not_healed"], task["spec"]["steps"]) == (PEFT, 20)
+    shown = await unicron("show", "recipe")
+    assert f"and starts it again from its own checkpoint, since a step cannot be healed: {PEFT}" in shown.out
+    recorded = await api.append(TaskStopped, task="recipe", generation=1, step=9, path="/c")
+    done = await end(process)
+    document = json.loads(done.out)
+    assert (document["verdict"], document["settings"][-1]["why"], done.code) == ("restart", PEFT, 1)
+    assert f"recipe is not healed inside the step, and restarts whole from its own checkpoint: {PEFT}" in done.err
+    await api.projected(recorded.position)
+    process = await start(api, script="recipe.py")
+    task = (await api.http.get("/v1/tasks/recipe")).json()
+    assert (task["attempt"], task["spec"]["loop"], task["step"]) == (3, "restart", 9)
+    process.send_signal(signal.SIGTERM)
+    assert (await end(process)).code == 130
+
+
+async def test_who_requires_healing_is_refused(api: Server) -> None:
+    process = await refused_at_start(api, "--require-healing")
+    done = await end(process)
+    assert (done.code, done.err.splitlines()[-1].endswith(PEFT)) == (3, True)
+    assert (await api.http.get("/v1/tasks/recipe")).json()["attempt"] == 1
+
+
 # ---- Ctrl-C
 
 
@@ -198,11 +249,13 @@ async def none_left() -> AsyncIterator[None]:
             await process.wait()
 
 
-async def start(api: Server, *arguments: str, stdin: int = asyncio.subprocess.DEVNULL) -> asyncio.subprocess.Process:
+async def start(
+    api: Server, *arguments: str, stdin: int = asyncio.subprocess.DEVNULL, script: str = "healed.py"
+) -> asyncio.subprocess.Process:
     """Run a command in a process of its own, and wait until its task is submitted."""
     options = ("run", "--server", api.url, "--workers", "2", "--spec", "rest.yaml", *arguments)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "cli.main", *options, "--", "NCCL_DEBUG=INFO", "healed.py", "1"),
+        *(sys.executable, "-m", "cli.main", *options, "--", "NCCL_DEBUG=INFO", script, "1"),
         stdin=stdin,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -210,11 +263,11 @@ async def start(api: Server, *arguments: str, stdin: int = asyncio.subprocess.DE
     STARTED.append(process)
 
     async def there() -> bool:
-        return (await api.http.get("/v1/tasks/healed")).status_code == 200
+        return (await api.http.get(f"/v1/tasks/{script.removesuffix('.py')}")).status_code == 200
 
     await until(there)
     assert process.stderr is not None
-    while b"submitted" not in await process.stderr.readline():
+    while not re.search(rb"submitted|goes on from", await process.stderr.readline()):
         pass
     return process
 

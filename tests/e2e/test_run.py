@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import yaml
 from tests.condition import until_blocking
 from tests.e2e.by_hand import UNICRON, until_gone
 from tests.e2e.kit import Client, processes_of, rank
+from tests.megatron_lm.test_stand_in import STAND_IN
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -69,6 +70,22 @@ dist.destroy_process_group()
 """
 """A loop of its own, without a line of the library, that goes on from where it was."""
 
+REFUSED_AT_START = """
+import importlib
+import torch
+importlib.import_module("unicron.megatron.cpu").enable()
+import pretrain_gpt as script
+from megatron.training import pretrain
+
+def provide_model(*args, **kwargs):
+    model = script.provide_model(*args, **kwargs)
+    model.statistics = torch.nn.BatchNorm1d(1, affine=False)
+    return model
+
+pretrain(script.provide_datasets, provide_model, script.ModelType.encoder_or_decoder, script.forward_step)
+"""
+"""Calls Megatron-LM's ``pretrain`` with a model that no argument shows, and that does not heal inside the step."""
+
 STEPS = 300
 
 REST = {
@@ -85,14 +102,22 @@ TOKEN = "not-to-be-written"
 class Running:
     """A run of the script in a folder, by torchrun's command line."""
 
-    def __init__(self, folder: Path, *options: str, script: str = SCRIPT) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        script: str = SCRIPT,
+        arguments: Sequence[str] = (str(STEPS),),
+        path: str = "lib",
+        rest: Mapping[str, object] = REST,
+    ) -> None:
         self.folder, self.run_dir = folder, folder / "run"
         (folder / "lib").mkdir(exist_ok=True)
         (folder / "lib" / "beside.py").write_text("FOUND = 'found'\n")
         (folder / "train.py").write_text(script)
-        (folder / "rest.yaml").write_text(yaml.safe_dump(REST))
+        (folder / "rest.yaml").write_text(yaml.safe_dump(dict(rest)))
         self._out, self._err = (folder / "out").open("wb"), (folder / "err").open("wb")
-        command = ["PYTHONPATH=lib", "MINE=7", "torchrun", "--nproc-per-node", "2", "train.py", str(STEPS)]
+        command = [f"PYTHONPATH={path}", "MINE=7", "torchrun", "--nproc-per-node", "2", "train.py", *arguments]
         self.process = subprocess.Popen(
             [*UNICRON, "run", "--run-dir", "run", *options, "--", *command],
             cwd=folder,
@@ -194,6 +219,26 @@ def test_a_script_without_a_line_of_the_library_restarts_whole(folder: Path) -> 
     assert steps_of(running) == [*range(1, STEPS + 1)]
     last = running.err.splitlines()[-1]
     assert re.fullmatch(r"unicron: train succeeded; 1 fault healed, \S+ s until the script ran again; \S+", last)
+
+
+def test_what_is_refused_as_it_starts_restarts_whole(folder: Path) -> None:
+    steps, saved = 6, folder / "saved"
+    arguments = f"--train-iters {steps} --global-batch-size 12 --eval-interval 2 --save-interval 3 --save {saved}"
+    running = Running(
+        folder,
+        *SPEC,
+        script=REFUSED_AT_START,
+        arguments=arguments.split(),
+        path=str(STAND_IN),
+        rest=REST | {"steps": steps, "batch": {"global": 12, "micro": 1}},
+    )
+    assert running.end() == 0, running.err
+    why = r"model: \S*statistics is a batch norm that trains"
+    assert re.search(
+        f"train is not healed inside the step, and restarts whole from its own checkpoint: {why}", running.err
+    )
+    assert running.err.splitlines()[-1].startswith("unicron: train succeeded")
+    assert (saved / "latest_checkpointed_iteration.txt").read_text() == str(steps)
 
 
 def test_ctrl_c_stops_it_with_a_checkpoint_and_the_same_command_goes_on(folder: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from shared.launch.script import core_of
 from tests.megatron_lm.record import RECORD, parameters
-from unicron.errors import InvalidSpec, SeamDiffers
+from unicron.errors import InvalidSpec, NotHealed, SeamDiffers
 from unicron.megatron_lm import seams, settings
 from unicron.megatron_lm.samples import sample_ids
 from unicron.megatron_lm.seams import SEAMS, VERSIONS, Seam
@@ -131,8 +131,11 @@ def arguments(**fields: Any) -> SimpleNamespace:
 )  # fmt: skip
 def test_what_cannot_be_healed_is_refused_by_its_name(name: str, value: Any) -> None:
     settings.check(arguments())
-    with pytest.raises(InvalidSpec, match=f"--{name.replace('_', '-')}: "):
+    with pytest.raises(InvalidSpec, match=f"--{name.replace('_', '-')}: ") as refused:
         settings.check(arguments(**{name: value}))
+    assert isinstance(refused.value, NotHealed) == (name != "rampup_batch_size"), (
+        "Megatron-LM takes no such batch either"
+    )
 
 
 @pytest.mark.parametrize("ramp", [(4, 0, 20), (0, 4, 20), (2, 4, 20), (16, 4, 20), (4, 4, -1)])
@@ -149,15 +152,16 @@ def test_a_batch_that_grows_is_refused_where_stock_does_not_let_it(monkeypatch: 
     monkeypatch.setattr(calculators, "RampupBatchsizeNumMicroBatchesCalculator", object, raising=False)
     settings.check(growing)
     monkeypatch.delattr(calculators, "RampupBatchsizeNumMicroBatchesCalculator")
-    with pytest.raises(InvalidSpec, match="--rampup-batch-size: Megatron-LM from core"):
+    with pytest.raises(NotHealed, match="--rampup-batch-size: Megatron-LM from core"):
         settings.check(growing)
 
 
 @pytest.mark.parametrize("name", ["finetune", "no_load_optim"])
 def test_a_task_does_not_read_its_own_checkpoint_as_a_beginning(name: str) -> None:
     settings.check(arguments(load="/a", save="/b", **{name: True}))
-    with pytest.raises(InvalidSpec, match=f"--{name.replace('_', '-')}: "):
+    with pytest.raises(InvalidSpec, match=f"--{name.replace('_', '-')}: ") as refused:
         settings.check(arguments(load="/a", save="/a", **{name: True}))
+    assert not isinstance(refused.value, NotHealed), "a whole restart would do the same"
 
 
 def test_samples_are_those_of_the_stock_sampler_with_any_number_of_replicas() -> None:

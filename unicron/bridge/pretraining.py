@@ -18,7 +18,7 @@ import torch.distributed as dist
 from unicron.bridge import settings
 from unicron.bridge.loading import Loading
 from unicron.bridge.publication import Publication
-from unicron.errors import InvalidSpec
+from unicron.errors import NotHealed
 from unicron.megatron.construction import without_collectives
 from unicron.megatron.model import model_chunks
 from unicron.megatron_lm.exits import Exits
@@ -51,9 +51,9 @@ class Pretraining(HealedTraining):
         self._initialize: Any = initialize
         self._checkpointing: Any = checkpointing
         if callbacks:
-            raise InvalidSpec("pretrain(callbacks=...): what a callback keeps is no part of the state; leave them out")
+            raise NotHealed("pretrain(callbacks=...): what a callback keeps is no part of the state; leave them out")
         if dist.is_initialized():
-            raise InvalidSpec("torch.distributed: is initialised before pretrain(), and the library makes the groups")
+            raise NotHealed("torch.distributed: is initialised before pretrain(), and the library makes the groups")
         configs.runtime_config_update(config)
         settings.prepare(config)
         plan = settings.plan(config)

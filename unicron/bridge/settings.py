@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from unicron.errors import InvalidSpec
+from unicron.errors import InvalidSpec, NotHealed
 from unicron.megatron import supported
 from unicron.megatron_lm.samples import BatchSizes
 from unicron.megatron_lm.settings import Plan, Refused, say
@@ -87,12 +87,13 @@ def prepare(config: Any) -> None:
         config: megatron-bridge's ``ConfigContainer``.
 
     Raises:
-        InvalidSpec: a setting is refused; the message names it, why, and what to write instead.
+        NotHealed: a setting is not healed; the message names it, why, and what to write instead.
+        InvalidSpec: a setting would train wrongly.
     """
     check(config)
     switch_off(config)
     for problem in supported.configured(config.model, config.ddp, config.optimizer):
-        raise InvalidSpec(f"{problem}; {_WHOLE}")
+        raise NotHealed(f"{problem}; {_WHOLE}")
 
 
 def check(config: Any) -> None:
@@ -102,17 +103,18 @@ def check(config: Any) -> None:
         config: megatron-bridge's ``ConfigContainer``.
 
     Raises:
-        InvalidSpec: a setting is refused; the message names it, why, and what to write instead.
+        NotHealed: a setting is not healed; the message names it, why, and what to write instead.
+        InvalidSpec: a setting would train wrongly.
     """
     for refused in REFUSED:
         value = _value(config, refused.name, refused.allowed[0])
         if value not in refused.allowed:
-            raise InvalidSpec(
+            raise NotHealed(
                 f"{refused.name}: {_text(value)} is not healed inside the step: {refused.reason}; {refused.instead}"
             )
     train, checkpoint = config.train, config.checkpoint
     if not train.global_batch_size:
-        raise InvalidSpec(
+        raise NotHealed(
             "train.global_batch_size: is needed, since megatron-bridge's default depends on the number of ranks"
         )
     if batch_sizes(config).divisor % train.micro_batch_size:
@@ -124,7 +126,7 @@ def check(config: Any) -> None:
         )
     for name in ("pre_wrap_hook", "post_wrap_hook"):
         if getattr(config.model, name, None) is not None:
-            raise InvalidSpec(
+            raise NotHealed(
                 f"model.{name}: a hook (which loads weights of Hugging Face, for example) is not called: {_BUILT}; "
                 "convert the weights to a checkpoint and name it in checkpoint.pretrained_checkpoint"
             )

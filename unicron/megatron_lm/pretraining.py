@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unicron.errors import InvalidSpec
+from unicron.errors import NotHealed
 from unicron.megatron.construction import without_collectives
 from unicron.megatron.model import model_chunks
 from unicron.megatron_lm import seams, settings, tracker
@@ -53,7 +53,7 @@ class Pretraining(HealedTraining):
         self._globals: Any = global_vars
         for name in ("pg_collection", "p2p_communicator", "skip_model_parallel_init"):
             if getattr(call, name, None):
-                raise InvalidSpec(f"pretrain({name}=...): the library makes the groups; leave it out")
+                raise NotHealed(f"pretrain({name}=...): the library makes the groups; leave it out")
         self._call, self._write_tensorboard = call, write_tensorboard
         is_parsed = not hasattr(call, "extra_args_provider")
         self._args = global_vars.get_args() if is_parsed else arguments.parse_args(call.extra_args_provider)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from unicron.errors import InvalidSpec
+from unicron.errors import InvalidSpec, NotHealed
 from unicron.megatron.supported import FACTOR
 from unicron.megatron_lm.samples import BatchSizes
 
@@ -136,17 +136,18 @@ def check(args: Any) -> None:
     """Refuse what cannot be healed, or would train wrongly.
 
     Raises:
-        InvalidSpec: an argument is refused; the message names it, why, and what to write instead.
+        NotHealed: an argument is not healed; the message names it, why, and what to write instead.
+        InvalidSpec: an argument would train wrongly, or is one that Megatron-LM does not take.
     """
     for refused in REFUSED:
         value = getattr(args, refused.name, refused.allowed[0])
         if value not in refused.allowed:
-            raise InvalidSpec(
+            raise NotHealed(
                 f"--{refused.name.replace('_', '-')}: {value!r} is not healed inside the step: {refused.reason}; "
                 f"{refused.instead}"
             )
     if not args.global_batch_size:
-        raise InvalidSpec(
+        raise NotHealed(
             "--global-batch-size: is needed, since Megatron-LM's default depends on the number of ranks; write "
             "micro-batch-size times the data-parallel size"
         )
@@ -155,7 +156,7 @@ def check(args: Any) -> None:
     if batch_sizes(args).divisor % args.micro_batch_size:
         raise InvalidSpec("--rampup-batch-size: every batch must be a multiple of --micro-batch-size")
     if args.rampup_batch_size and not _ramps_up():
-        raise InvalidSpec(
+        raise NotHealed(
             "--rampup-batch-size: Megatron-LM from core 0.18 on reads it, and trains with --global-batch-size from the "
             "first step; leave it out"
         )

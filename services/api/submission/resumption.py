@@ -16,7 +16,7 @@ from shared.views.documents import TaskView
 
 CHANGEABLE = (
     "steps", "weight", "workers", "checkpoint", "parallel", "max_restarts", "finish_timeout_s", "progress_timeout_s",
-    "env", "secrets", "script", "arguments", "module",
+    "env", "secrets", "script", "arguments", "module", "not_healed",
 )  # fmt: skip
 """Fields that a task which goes on from a checkpoint may have otherwise, with all below them.
 

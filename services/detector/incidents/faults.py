@@ -21,6 +21,7 @@ from shared.events.severities import SEVERITY, ErrorKind, Method, Severity
 from shared.events.union import ErrorDetected, Event, StateMoved, TaskFailed, derived_id
 from shared.messages.signals import ProcessExited, RankRaised, RankSignal
 from shared.model import filled
+from shared.tasks.refusals import reason_of
 
 SERVICE = "detector"
 """The name of this service in derived ids."""
@@ -335,17 +336,14 @@ def escalation(task: MonitoredTask, moved: StateMoved, fault: Fault, *, window_s
 
 
 def refusal(task: MonitoredTask, raised: RankRaised, *, now: datetime) -> TaskFailed:
-    """Return the end of a task that a rank refuses: the task cannot run as specified, so no node is to blame.
-
-    The reason names the worker, since one node may lack a module or a file that the others have.
-    """
+    """Return the end of a task that a rank refuses: the task cannot run as specified, so no node is to blame."""
     return TaskFailed(
         event_id=derived_id(raised.signal_id, SERVICE, f"{task.name}/refused"),
         occurred_at=now,
         task=task.name,
         generation=raised.generation,
         step=task.step,
-        reason=f"worker {raised.worker} of node {raised.node} cannot run it: {raised.error}: {raised.detail}",
+        reason=reason_of(raised.worker, raised.node, raised.error, raised.detail),
         traceback=raised.traceback,
     )
 
