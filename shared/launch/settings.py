@@ -86,7 +86,6 @@ SETTINGS = (
     Setting("hybrid_context_parallel", (False,), Effect.RESTART, "its samples are dealt by length", _LEFT_OUT),
     Setting("data_parallel_random_init", (False,), Effect.RESTART, "replicas would begin with other parameters",
             _LEFT_OUT),
-    Setting("phase_transition_iterations", (None,), Effect.RESTART, "a task ends behind its last step", _LEFT_OUT),
     Setting("skip_train", (False,), Effect.RESTART, "there is no step", "nothing: there is no step to heal"),
     Setting("full_validation", (False,), Effect.RESTART, "its iterator has a position", "--eval-iters"),
     Setting("multiple_validation_sets", (False,), Effect.RESTART, "its iterators have positions", "--eval-iters"),

@@ -67,8 +67,9 @@ def test_a_stop_has_megatron_save_where_a_signal_would_have(handles: bool) -> No
     exits.exit()
 
 
-def test_an_interval_exits_behind_each_multiple_of_it() -> None:
-    args = arguments(exit_interval=4)
+@pytest.mark.parametrize("given", [{"exit_interval": 4}, {"phase_transition_iterations": [4, 8]}])
+def test_an_interval_exits_behind_each_multiple_of_it_and_a_phase_at_its_end(given: dict[str, Any]) -> None:
+    args = arguments(**given)
     exits = Exits(args, steps=10)
     assert [number for number in range(1, 10) if exits.is_asked(number)] == [4, 8]
     exits.decide(4, last_step=4, stops=False)

@@ -144,6 +144,12 @@ def test_a_batch_that_cannot_grow_as_it_is_to_is_refused(ramp: tuple[int, int, i
         settings.check(arguments(rampup_batch_size=[*map(str, ramp)]))
 
 
+def test_phases_are_refused_where_stock_cannot_tell_how_long_the_last_one_is() -> None:
+    settings.check(arguments(phase_transition_iterations="3", train_samples=32))
+    with pytest.raises(InvalidSpec, match=r"--phase-transition-iterations: .*--train-samples"):
+        settings.check(arguments(phase_transition_iterations="3", train_samples=None))
+
+
 @pytest.mark.usefixtures("megatron")
 def test_a_batch_that_grows_is_refused_where_stock_does_not_let_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from megatron.core import num_microbatches_calculator as calculators

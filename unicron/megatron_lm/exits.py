@@ -1,4 +1,6 @@
-"""``--exit-interval``, ``--exit-duration-in-mins``, ``--exit-signal-handler``: the exits of a script of Megatron-LM's.
+"""The exits of a script of Megatron-LM's: ``--exit-interval``, ``--exit-signal-handler`` and others.
+
+With an interval, a duration, a signal handler or phases (``--phase-transition-iterations``) it exits before its end.
 
 Stock's ``train()`` decides between two steps, and ends the process once it has saved. Here the ranks agree inside the
 step (``Step.end_training``), so that the library knows the end, and a new process learns of it. Then ``train()`` is
@@ -31,6 +33,7 @@ class Exits:
             steps: the number of steps of the whole training.
         """
         self._args, self._steps = args, steps
+        self._phases = getattr(args, "phase_transition_iterations", None) or ()
         self._interval, self._after_s = args.exit_interval, 60.0 * (args.exit_duration_in_mins or 0)
         args.exit_interval = args.exit_duration_in_mins = None
         self._began_s = time.monotonic()
@@ -47,7 +50,7 @@ class Exits:
     def is_asked(self, number: int) -> bool:
         """Return whether the training is to end behind a step; each rank has a clock, and gets signals, of its own."""
         late = bool(self._after_s) and time.monotonic() - self._began_s > self._after_s
-        return self._signalled or late or self._is_of_interval(number)
+        return self._signalled or late or self._is_of_settings(number)
 
     def decide(self, number: int, last_step: int, *, stops: bool) -> None:
         """Have ``train()`` exit behind a step or not.
@@ -57,7 +60,7 @@ class Exits:
             last_step: the step behind which the training ends, as the ranks have agreed.
             stops: whether the ranks stop behind the step, as they have agreed.
         """
-        ends = number == last_step < self._steps or self._is_of_interval(number)
+        ends = number == last_step < self._steps or self._is_of_settings(number)
         self._end = None  # a stop may have been refused, or the section behind the step comes again
         self._args.exit_interval = number if ends or (stops and self._handles_signal) else None
 
@@ -80,5 +83,5 @@ class Exits:
         if self._end is not None:
             raise self._end
 
-    def _is_of_interval(self, number: int) -> bool:
-        return bool(self._interval) and number % self._interval == 0
+    def _is_of_settings(self, number: int) -> bool:
+        return number in self._phases or (bool(self._interval) and number % self._interval == 0)

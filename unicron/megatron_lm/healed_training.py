@@ -270,6 +270,10 @@ class HealedTraining(ABC):
         """Return how many samples the steps up to an iteration have consumed."""
         return self._batches.consumed(self._begun.train_samples, iteration - self._begun.iteration)
 
+    def _read_up_to(self, iteration: int) -> int:
+        """Return how many samples the steps up to an iteration have read of the dataset that is read behind it."""
+        return self._consumed(iteration)
+
     def _batch(self, iteration: int) -> int:
         """Return the samples of the step behind an iteration."""
         return self._batches.batch(self._consumed(iteration))
@@ -352,7 +356,7 @@ class HealedTraining(ABC):
 
     def _compute(self, step: Step, ks: list[int], forward_step_func: Any, data: Any, schedule: Any) -> None:
         """Compute micro-batches of a step, all in one call of the schedule."""
-        consumed, size = self._consumed(step.number - 1), self._plan.micro_batch
+        consumed, size = self._read_up_to(step.number - 1), self._plan.micro_batch
         ids = {k: sample_ids(consumed, k, size) for k in ks}
         chunks = data if isinstance(data, list) else [data]
         for one in chunks:

@@ -194,6 +194,14 @@ class Pretraining(HealedTraining):
 
     # Steps.
 
+    def _read_up_to(self, iteration: int) -> int:
+        """Return it as Megatron-LM does: a phase has a dataset of its own, and ``consumed_train_samples`` counts on."""
+        phases: list[int] | None = getattr(self._args, "phase_transition_iterations", None)
+        if not phases:
+            return super()._read_up_to(iteration)
+        begun = max(one for one in (0, *phases) if one <= iteration)
+        return (iteration - begun) * self._plan.global_batch
+
     def _enter(self) -> None:
         training, args, run = self._training, self._args, self._run
         step, config = self._prepare(self._globals.get_timers())

@@ -38,7 +38,6 @@ REFUSED = (
     Refused("use_torch_fsdp2", (False,), "its ranks each have a part that cannot be named"),
     Refused("use_megatron_fsdp", (False,), "its ranks each have a part that cannot be named"),
     Refused("data_parallel_random_init", (False,), "replicas would begin with other parameters"),
-    Refused("phase_transition_iterations", (None,), "a task ends behind its last step"),
     Refused("skip_train", (False,), "there is no step"),
     Refused("full_validation", (False,), "its iterator has a position"),
     Refused("multiple_validation_sets", (False,), "its iterators have positions"),
@@ -165,6 +164,8 @@ def check(args: Any) -> None:
             f"--{'finetune' if args.finetune else 'no-load-optim'}: --load is --save, so a task would read its own "
             "checkpoint like that after faults; use --pretrained-checkpoint with the folder to begin from"
         )
+    if getattr(args, "phase_transition_iterations", None) and not args.train_samples:
+        raise InvalidSpec("--phase-transition-iterations: Megatron-LM needs --train-samples beside it")
     virtual = args.num_layers_per_virtual_pipeline_stage or args.num_virtual_stages_per_pipeline_rank
     if virtual and args.pipeline_model_parallel_size == 1:
         raise InvalidSpec("--num-virtual-stages-per-pipeline-rank: needs several pipeline stages")
