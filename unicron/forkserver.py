@@ -26,8 +26,8 @@ acknowledged, then ``ready``. So its successor misses nothing.
 
 Each child runs in a session of its own, writes to ``output`` and ends with the server (parent-death signal). Processes
 that a child has started end with the child if they are still in its process group. The server ends, together with its
-children, on SIGINT, which its parent's end sends as well (``--parent``), and on SIGTERM, unless that is blocked: then
-its parent has left SIGTERM to a program above (``take_sigterm``).
+children, on ``END_SIGNAL``, which its parent's end sends as well (``--parent``), and on SIGTERM. That is blocked where
+its parent leaves it to a program above (``take_sigterm``).
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 STORE_BACKLOG = 1024
 """Connections that may wait to be accepted by a store. Chosen: all ranks of a task connect at once."""
 
-_END = (signal.SIGINT, signal.SIGTERM)
-"""The signals on which the server ends."""
+END_SIGNAL = signal.SIGRTMIN
+"""With what its parent asks the server to end (``shared.machine.process``)."""
 
 
 class ForkServer:
@@ -103,7 +103,7 @@ class ForkServer:
         """Serve until asked to end; return 0."""
         self._selector.register(self._signals, selectors.EVENT_READ)
         # There is no descriptor to poll for a stopped child. Its SIGCHLD writes a byte to this socket pair.
-        for number in (signal.SIGCHLD, *_END):
+        for number in (signal.SIGCHLD, signal.SIGTERM, END_SIGNAL):
             signal.signal(number, lambda number, frame: None)
         signal.set_wakeup_fd(self._signalled.fileno(), warn_on_full_buffer=False)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -267,7 +267,7 @@ class ForkServer:
     def _leave_server(self) -> None:
         """Close, in a child, the server's descriptors and undo its signal handlers."""
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, *_END):
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, END_SIGNAL):
             signal.signal(number, signal.SIG_DFL)
         take_sigterm()
         self._selector.close()
@@ -284,7 +284,7 @@ class ForkServer:
         with contextlib.suppress(BlockingIOError):
             while read := self._signals.recv(4096):
                 numbers += read
-        return not set(_END).isdisjoint(numbers)
+        return signal.SIGTERM in numbers or END_SIGNAL in numbers
 
     def _report_stops(self) -> None:
         """Report the children that were stopped, or continued, since the last call."""
@@ -369,8 +369,7 @@ def main() -> int:
     parser.add_argument("--parent", type=int, help="pid of the process with which the server ends")
     parser.add_argument("--no-preload", action="store_true", help="import nothing beforehand")
     options = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # asked to end while it imports, it has nothing to say
-    if options.parent is not None and not end_with_parent(options.parent, signal.SIGINT):
+    if options.parent is not None and not end_with_parent(options.parent, END_SIGNAL):
         return 1
     listener = socket.socket(fileno=options.fd)
     listener.set_inheritable(False)
@@ -380,6 +379,8 @@ def main() -> int:
             preload()
     if found := preloading.warning(threads.started()):
         print(f"unicron.forkserver: {found}", file=sys.stderr, flush=True)
+    # Ctrl-C reaches the program that the user started, which ends this server.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     return ForkServer(listener, options.parent).run()
 
 

@@ -94,7 +94,7 @@ class Supervisor:
     async def run(self) -> int:
         """Work until asked to end, or until a process ends that is not started again; return the exit code."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, END_SIGNAL):
             loop.add_signal_handler(number, self._ask_to_end, number)
         loop.add_reader(self._reports, self._take_report)
         work = [asyncio.create_task(one) for one in (self._keep_agent(), self._keep_fork_server())]

@@ -13,9 +13,10 @@ PARENT_DEATH_VARIABLE = "UNICRON_PARENT_DEATH"
 """Environment variable that has the process end with its parent. The value is the parent's pid, or ``1`` for any
 parent."""
 
-END_SIGNAL = signal.SIGINT
-"""With what a process asks its children to end. SIGTERM may go to all processes of a run at once (a control group of
-systemd's, a container that ends); those below the first of them leave it to that one (``leave_sigterm``)."""
+END_SIGNAL = signal.SIGRTMIN
+"""With what a process asks its children to end; nobody else sends it. SIGTERM may go to all processes of a run at once
+(a control group of systemd's, a container that ends): those below the first of them leave it to that one
+(``leave_sigterm``)."""
 
 _PR_SET_PDEATHSIG = 1
 """The option of ``prctl(2)`` that sets the parent-death signal (value from ``linux/prctl.h``)."""

@@ -26,7 +26,7 @@ from shared.bus.dropped import DroppedMessages
 from shared.bus.outages import LOG, Outages
 from shared.clock import PROCESS_CLOCK
 from shared.errors import Unavailable, UnicronError
-from shared.machine.process import collect_seldom, hide_memory, watch_parent
+from shared.machine.process import END_SIGNAL, collect_seldom, hide_memory, watch_parent
 from shared.messages import common_time
 from shared.messages.health import AGENT, HEALTH, Health
 from shared.service import metrics
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Ending:
-    """How a process that was asked to end (SIGTERM, SIGINT) ends.
+    """How a process that was asked to end (SIGTERM, SIGINT, ``END_SIGNAL``) ends.
 
     ``cancels``: whether the first request cancels the service's work. A further request always does.
     """
@@ -140,7 +140,7 @@ def run(name: str, main: Main, *, journal: bool = True) -> int:
 
     Args:
         name: the service's name on the bus and in its log lines.
-        main: the service's own work. SIGTERM and SIGINT set ``Context.stop`` and cancel it (``Ending``).
+        main: the service's own work. A signal to end sets ``Context.stop`` and cancels it (``Ending``).
         journal: whether the process opens the event log (node agents do not).
     """
     log_to_stderr(name, node="" if journal else name.removeprefix(AGENT))
@@ -174,7 +174,7 @@ async def _run(name: str, main: Main, with_journal: bool) -> int:
             work.cancel()
 
     loop = asyncio.get_running_loop()
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    for signum in (signal.SIGTERM, signal.SIGINT, END_SIGNAL):
         loop.add_signal_handler(signum, on_signal, signum)
     work = asyncio.create_task(_work(name, main, settings, credential, stop, ending, with_journal), name=name)
     try:

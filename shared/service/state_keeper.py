@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -27,7 +26,7 @@ from pydantic_core import PydanticSerializationError
 from shared.bus.outages import LOG
 from shared.errors import UnicronError
 from shared.log.log import EventLog
-from shared.machine.process import END_SIGNAL, PARENT_DEATH_VARIABLE, watch_parent
+from shared.machine.process import PARENT_DEATH_VARIABLE, watch_parent
 from shared.service.frame import Context
 from shared.service.log_lines import log_to_stderr
 from shared.service.state_snapshots import KeptState, StateSnapshots
@@ -169,7 +168,6 @@ def main(kept: KeptState[S], arguments: Sequence[str]) -> int:
         arguments: the position up to which the service has handled the log.
     """
     log_to_stderr(f"{kept.service}-snapshot")
-    signal.signal(END_SIGNAL, signal.SIG_DFL)
     if not watch_parent():
         return 1
     os.nice(_NICENESS)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from shared.machine.process import END_SIGNAL
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import agent
 from tests.unicron.test_recovery import check_result
@@ -115,7 +116,7 @@ async def test_server_and_children_end_on_sigterm_unless_it_is_left_to_a_program
             await a.store()
             assert alive(pid)
             assert not blocks_sigterm(pid), "what it starts is to end by SIGTERM"
-        a.process.send_signal(signal.SIGINT if left else signal.SIGTERM)
+        a.process.send_signal(END_SIGNAL if left else signal.SIGTERM)
         assert await a.process.wait() == 0
         await gone(pid)
     finally:

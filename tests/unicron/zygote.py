@@ -190,6 +190,7 @@ def main(control: socket.socket) -> None:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.write(answer, str(_run(request["arguments"], request["directory"])).encode())
                 os._exit(0)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             ctypes.CDLL(None).prctl(processes.PR_SET_PDEATHSIG, signal.SIGTERM)
             os._exit(forkserver.ForkServer(socket.socket(fileno=answer)).run())
         for descriptor in descriptors:
