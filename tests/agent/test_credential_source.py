@@ -72,6 +72,7 @@ def targets(pid: int) -> set[str]:
     return {os.readlink(one) for one in folder.iterdir() if one.is_symlink()}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may look into an agent")
 async def test_the_agent_knows_no_path_and_passes_nothing_on(node: Program, ear: Ear, own: Settings) -> None:
     beat = await heard(ear)
@@ -106,6 +107,7 @@ async def test_a_file_that_is_not_there_any_more_ends_nothing(node: Program, ear
     assert "the next agent has the one that was opened before" in node.log.read_text()
 
 
+@pytest.mark.slow
 async def test_a_supervisor_that_has_a_descriptor_needs_no_file(ear: Ear, own: Settings, tmp_path: Path) -> None:
     """As systemd passes one (``OpenFile=``): whoever starts the node may read the file; the node's user need not."""
     opens = ["sh", "-c", f'exec 7<"{own.nats_credential}" && rm "{own.nats_credential}" && exec "$@"', "sh"]

@@ -63,6 +63,7 @@ def pids(beat: Heartbeat) -> set[int | None]:
     return {status.pid for status in beat.workers}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_a_fork_server_runs_in_each_python_in_use(node: Program, bus: Bus, ear: Ear, other: str) -> None:
     driver = Driver(bus)

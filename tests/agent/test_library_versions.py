@@ -64,6 +64,7 @@ async def agent(settings: Settings, bus: Bus) -> AsyncIterator[Agent]:
             await started.stop()
 
 
+@pytest.mark.slow
 async def test_a_library_one_version_apart_works_and_another_is_refused(
     agent: Agent, bus: Bus, tmp_path: Path, python_with: Callable[[int], str]
 ) -> None:

@@ -50,6 +50,7 @@ async def test_a_folder_that_cannot_be_written_to_fails_it(agent: Agent, bus: Bu
     assert "cannot be written to" in await problem(bus)
 
 
+@pytest.mark.slow
 async def test_a_fork_server_that_starts_nothing_fails_it(agent: Agent, bus: Bus) -> None:
     servers = agent._fork_servers
     server = servers._servers.pop("")  # it has ended, and none can be started

@@ -116,6 +116,7 @@ async def test_an_agent_hands_over_on_request(node: Program, bus: Bus, ear: Ear)
     assert "is started again" not in node.log.read_text()
 
 
+@pytest.mark.slow
 async def test_a_rank_that_ends_while_there_is_no_agent_is_signalled_by_the_successor(
     node: Program, bus: Bus, ear: Ear
 ) -> None:
@@ -212,6 +213,7 @@ async def test_all_ends_with_the_supervisor(node: Program, bus: Bus, ear: Ear) -
         assert await gone(pid)
 
 
+@pytest.mark.slow
 async def test_a_fork_server_that_ends_takes_its_ranks_with_it_and_is_replaced(
     node: Program, bus: Bus, ear: Ear
 ) -> None:

@@ -248,6 +248,7 @@ async def test_what_the_receiver_refuses_is_sent_again_as_it_was(
     assert 'unicron_notice_failures_total{receiver="archive"} 3.0' in page
 
 
+@pytest.mark.slow
 async def test_a_receiver_that_hangs_keeps_nothing_waiting(
     hooked: Settings, bus: Bus, journal: Journal, receiver: Receiver
 ) -> None:
@@ -267,6 +268,7 @@ async def test_a_receiver_that_hangs_keeps_nothing_waiting(
     assert receiver.taken() == [("incident.opened", "i1")]
 
 
+@pytest.mark.slow
 async def test_a_restart_sends_nothing_twice_and_what_came_meanwhile(
     hooked: Settings, bus: Bus, journal: Journal, receiver: Receiver
 ) -> None:
@@ -406,6 +408,7 @@ async def test_what_holds_is_told_until_it_is_over(
     assert [part.split(":")[0] for part in found["control-plane.degraded"]["parts"]] == [*health.SERVICES]
 
 
+@pytest.mark.slow
 async def test_that_the_log_is_away_is_told_while_it_is(
     hooked: Settings, bus: Bus, receiver: Receiver, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,6 +434,7 @@ async def test_that_the_log_is_away_is_told_while_it_is(
     assert "log: " in shown["items"][0]["what"]
 
 
+@pytest.mark.slow
 async def test_of_two_apis_one_sends_and_the_other_takes_over(
     hooked: Settings, bus: Bus, journal: Journal, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

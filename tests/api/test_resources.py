@@ -246,6 +246,7 @@ async def log_check(api: Server) -> tuple[bool, str]:
     return check["ok"], check["detail"]
 
 
+@pytest.mark.slow
 async def test_readiness_says_that_the_log_cannot_be_written(api: Server, settings: Settings) -> None:
     assert (await log_check(api))[0]
     with closing(sqlite3.connect(settings.run_dir / "log.db", isolation_level=None)) as other:

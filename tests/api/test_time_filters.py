@@ -39,8 +39,7 @@ async def listed(client: httpx.AsyncClient, story: Story, path: str, **params: s
     return found
 
 
-@pytest.mark.parametrize("limit", [1, 3, 100])
-@pytest.mark.parametrize("order", ["oldest", "newest"])
+@pytest.mark.parametrize(("limit", "order"), [(1, "oldest"), (3, "newest"), (100, "newest")])
 async def test_a_list_has_what_is_of_the_time(client: httpx.AsyncClient, story: Story, limit: int, order: str) -> None:
     for path, letter in (("tasks", "t"), ("incidents", "i"), ("plans", "p")):
         late = ["late"] if path == "incidents" else []

@@ -69,7 +69,9 @@ def test_while_an_incident_is_open_there_is_never_nothing_to_do(story: Story, tm
 
 
 @pytest.mark.parametrize("kind", list(ErrorKind))
-@pytest.mark.parametrize("severity", list(Severity))
+@pytest.mark.parametrize(
+    "severity", [Severity.SEV2, *(pytest.param(s, marks=pytest.mark.slow) for s in Severity if s != Severity.SEV2)]
+)
 def test_no_kind_of_open_incident_says_nothing(
     story: Story, tmp_path: Path, kind: ErrorKind, severity: Severity
 ) -> None:

@@ -16,6 +16,7 @@ from tests.versions.test_log import joined, newer_log
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 async def test_a_log_of_a_newer_version_is_refused_in_one_sentence(tmp_path: Path) -> None:
     newer_log(tmp_path, joined(2, type="task.dreamt"))
     (tmp_path / "services").mkdir()
@@ -35,6 +36,7 @@ async def test_a_log_of_a_newer_version_is_refused_in_one_sentence(tmp_path: Pat
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="there is no C compiler for the stand-in library")
 async def test_an_agent_without_devices_for_its_workers_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "services").mkdir()

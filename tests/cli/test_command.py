@@ -96,6 +96,7 @@ async def test_wrong_usage_exits_2_with_a_sentence(arguments: list[str]) -> None
     assert "Traceback" not in outcome.err
 
 
+@pytest.mark.slow
 async def test_settings_that_contradict_one_another_exit_2_with_both_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +165,10 @@ def small_simulation(folder: Path) -> tuple[str, ...]:
     return ("simulate", "--trace", str(trace), "--jobs", "1")
 
 
-@pytest.mark.parametrize("option", ["--output-file", "--log", "--plots"])
+@pytest.mark.parametrize(
+    "option",
+    [pytest.param("--output-file", marks=pytest.mark.slow), "--log", pytest.param("--plots", marks=pytest.mark.slow)],
+)
 def test_a_path_that_cannot_be_used_is_one_sentence(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -140,6 +140,7 @@ async def test_it_runs_the_services_and_starts_one_again_that_ends(nats: OpenSer
     assert (sorted(stopped[:2]), stopped[2:]) == (["planner", "transition"], ["detector", "api"])
 
 
+@pytest.mark.slow
 async def test_a_request_to_end_while_it_starts_leaves_nothing(nats: OpenServer, tmp_path: Path) -> None:
     async with control(nats, tmp_path) as running:
         async with asyncio.timeout(START_S):
@@ -169,6 +170,7 @@ async def test_a_credential_that_is_missing_is_refused_before_anything_starts(na
     assert not running.run_dir.exists()
 
 
+@pytest.mark.slow
 async def test_another_services_credential_is_refused(nats: OpenServer, tmp_path: Path) -> None:
     keys = tmp_path / "mixed"
     keys.mkdir()
@@ -183,7 +185,12 @@ async def test_another_services_credential_is_refused(nats: OpenServer, tmp_path
 @pytest.mark.parametrize(
     ("setting", "status", "said"),
     [
-        ({"UNICRON_COMMAND_TIMEOUT_S": "400"}, 2, "command_timeout_s: must be less than resume_timeout_s"),
+        pytest.param(
+            {"UNICRON_COMMAND_TIMEOUT_S": "400"},
+            2,
+            "command_timeout_s: must be less than resume_timeout_s",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             {"UNICRON_NATS_URL": "nats://127.0.0.1:1", "UNICRON_CONNECT_TIMEOUT_S": "0.1"},
             5,

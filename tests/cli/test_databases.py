@@ -60,7 +60,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "backup"
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """URL of an empty database of either kind."""
     if request.param == "sqlite":

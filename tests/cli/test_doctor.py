@@ -201,6 +201,7 @@ def test_each_device_is_described(changes: dict[str, object], verdict: Verdict, 
     assert bool(found.advice) == (verdict is not OK)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="there is no C compiler for the stand-in library")
 async def test_the_driver_is_asked_for_the_devices_that_the_agent_may_use(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -260,6 +261,7 @@ async def test_an_address_that_is_none_is_refused(address: str, settings: Settin
         await measure(settings, [address], None)
 
 
+@pytest.mark.slow
 async def test_the_storage_takes_a_file_and_keeps_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = read_settings(run_dir=tmp_path / "run", checkpoint_url=f"file://{tmp_path / 'store'}")
     good = (await measure(settings, [], None)).storage

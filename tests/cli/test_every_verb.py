@@ -177,7 +177,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("columns", [80, pytest.param(200, marks=pytest.mark.slow)])
 def test_what_needs_no_server_prints_what_it_did(folder: Path, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNICRON_COLUMNS", str(columns))
     for name, arguments in LOCAL.items():

@@ -76,6 +76,7 @@ async def test_name_and_address_follow_from_host_name_and_connection(
         assert heartbeat.addresses == {"address": net.address(0), "store_host": net.address(0)}
 
 
+@pytest.mark.slow
 async def test_an_agent_with_a_loopback_address_is_refused_beside_another_machine(
     net: Network, settings: Settings, local: Settings, monitor: LogWatch, hosts: Path, tmp_path: Path
 ) -> None:

@@ -116,6 +116,7 @@ def test_of_a_large_task_the_smaller_side_of_a_broken_switch_is_left_out_at_once
     assert sorted(error.node for error in found) == sorted(right)
 
 
+@pytest.mark.slow
 def test_nodes_whose_sockets_broke_are_asked_about_one_another_first() -> None:
     found = timed(Links(300))
     found.run(STEP_S)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from services.detector.nodes import isolation, links
 from services.detector.state.unlogged import Condemnation
 from shared.events.evidence import Evidence
@@ -197,6 +199,7 @@ def test_a_new_agent_of_a_condemned_node_is_tested_first() -> None:
     assert state.condemned == {}
 
 
+@pytest.mark.slow
 def test_a_link_that_breaks_too_often_keeps_its_node_out_until_an_operator_returns_it() -> None:
     found = timed(Links())
     state = found.cluster.monitor.state

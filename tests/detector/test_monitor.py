@@ -248,6 +248,7 @@ class Warned(logging.Handler):
             self.warned.set()
 
 
+@pytest.mark.slow
 async def test_a_node_that_refuses_to_be_cleaned_is_logged(
     strict_monitor: LogWatch, bus: Bus, request: pytest.FixtureRequest
 ) -> None:

@@ -37,6 +37,7 @@ async def test_a_second_agent_with_a_name_in_use_is_refused_and_harms_nobody(
         assert [r.event for r in monitor.journal.log.read()] == joined
 
 
+@pytest.mark.slow
 async def test_an_agent_whose_predecessor_was_killed_joins_at_once(
     settings: Settings, bus: Bus, journal: Journal, tmp_path: Path
 ) -> None:

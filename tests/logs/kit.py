@@ -23,10 +23,12 @@ FOLDER = Path(__file__).parent
 GOLDEN = sorted(FOLDER.glob("*.jsonl"))
 
 COURSES = [
-    pytest.param(path, id=path.stem, marks=[] if path.stem.startswith(("demo", "every-event")) else pytest.mark.slow)
+    pytest.param(
+        path, id=path.stem, marks=[] if path.stem in (f"demo-{DECIDER}", f"every-event-{DECIDER}") else pytest.mark.slow
+    )
     for path in GOLDEN
 ]
-"""The recorded logs, for tests that fold each of them many times. The gate has that of the main job and that of every
+"""The recorded logs, for tests that fold each of them many times. The gate has the newest of the main job and of every
 event.
 """
 

@@ -106,6 +106,7 @@ def test_acknowledged_means_on_disk(server: tuple[str, str]) -> None:
     assert variables["max_payload"] == MAX_PAYLOAD_BYTES
 
 
+@pytest.mark.slow
 async def test_with_tls_it_finds_its_certificate_where_a_container_has_it(tmp_path: Path, keys: KeyDirectory) -> None:
     """The operator's key directory is elsewhere, as beside docker-compose.yml; the container's is beside nats.conf."""
     container = tmp_path / "etc" / "nats"

@@ -111,6 +111,7 @@ def findings(rules: tuple[Rule, ...], path: str, source: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_replaced_words_are_in_no_identifier() -> None:
     gc.collect()  # Python 3.11 fails to parse while the collector finds a task that a test before has left
     rules = parse(LIST.read_text())

@@ -165,7 +165,7 @@ async def check(course: Course, folder: Path, text: Path) -> None:
 
 @pytest.mark.parametrize(
     "course",
-    [EXACT, DEFAULT, INTERLEAVED, *(pytest.param(c, marks=pytest.mark.slow) for c in (SEQUENCE, BF16))],
+    [DEFAULT, INTERLEAVED, *(pytest.param(c, marks=pytest.mark.slow) for c in (EXACT, SEQUENCE, BF16))],
     ids=str,
 )
 async def test_a_course_in_each_mode(course: Course, tmp_path: Path, text: Path) -> None:

@@ -104,6 +104,7 @@ def test_with_its_segments_it_is_verified_as_the_whole_log(folder: Path) -> None
     assert run(replay, folder / "segments", folder / "log.db", "--verify").exit_code == 0
 
 
+@pytest.mark.slow
 def test_alone_its_chain_is_checked_from_the_base_on_and_no_plan_is_judged(folder: Path) -> None:
     replayer = Replayer.of_url(live(folder))
     report = replayer.verify([Anchor(ROWS[BASE - 1]["hash"], BASE), Anchor(ROWS[3]["hash"], 4)])
@@ -158,7 +159,7 @@ FORGERIES = {
 }
 
 
-@pytest.mark.parametrize("name", FORGERIES)
+@pytest.mark.parametrize("name", ["hash", *(pytest.param(n, marks=pytest.mark.slow) for n in FORGERIES if n != "hash")])
 def test_a_base_that_was_changed_is_named(name: str, folder: Path) -> None:
     statement, named = FORGERIES[name]
     assert problems(judged(folder)) == []

@@ -170,6 +170,7 @@ def run(*arguments: str, stdin: bytes = b"", **environment: str) -> subprocess.C
     )
 
 
+@pytest.mark.slow
 def test_the_command_answers_in_json_and_in_words(tmp_path: Path) -> None:
     path = tmp_path / "problem.json"
     path.write_bytes(problem())
@@ -216,7 +217,7 @@ def unwritable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("change", ["note_prepared", "compile_when_large"])
+@pytest.mark.parametrize("change", ["note_prepared", pytest.param("compile_when_large", marks=pytest.mark.slow)])
 def test_no_problem_waits_until_the_solver_is_compiled(change: str, tmp_path: Path) -> None:
     """But for the largest, which would take plain Python as long, and where nobody waits for an answer."""
     program = """

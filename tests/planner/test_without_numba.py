@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from shared.planning import compiled
 from shared.planning.compiled import PLAIN_WORK
 from shared.planning.solver import solve_with_proof
@@ -25,6 +27,7 @@ for solution, proof in solved:
 """
 
 
+@pytest.mark.slow
 def test_large_problems_are_solved_by_plain_python() -> None:
     """To the same solution with the same proof; and it says why that takes so long, once."""
     problems = [random_problem(seed, 128, 4, (1, 2)) for seed in (1, 2)]

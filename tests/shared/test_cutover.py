@@ -380,7 +380,10 @@ def test_a_file_whose_cut_is_killed_is_the_old_or_the_new_log(
     assert not (tmp_path / ".log.db.cut").exists()
 
 
-@pytest.mark.parametrize("step", ["_lock_table/after", "_rename/after", "create_log/after"])
+@pytest.mark.parametrize(
+    "step",
+    ["_rename/after", *(pytest.param(s, marks=pytest.mark.slow) for s in ("_lock_table/after", "create_log/after"))],
+)
 def test_a_table_whose_cut_is_killed_is_the_old_log(step: str, database_url: str, tmp_path: Path) -> None:
     records = filled(database_url, tmp_path)
     kill_at(database_url, tmp_path, step)

@@ -104,7 +104,7 @@ async def test_a_slow_handler_gets_each_record_once(journal: Journal, monkeypatc
     assert seen == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("crash", [pytest.param(False, marks=pytest.mark.slow), True])
 async def test_a_restart_of_the_server(journal: Journal, nats: OpenServer, bus: Bus, crash: bool) -> None:
     async with following(journal) as follower:
         await journal.append([node_joined(1), node_joined(2)])

@@ -263,7 +263,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("copied", [["log.db", "log.db-wal"], ["log.db", "log.db-wal", "log.db-shm"]])
+@pytest.mark.parametrize(
+    "copied",
+    [["log.db", "log.db-wal"], pytest.param(["log.db", "log.db-wal", "log.db-shm"], marks=pytest.mark.slow)],
+)
 def test_the_files_of_a_killed_process_are_complete(tmp_path: Path, copied: list[str]) -> None:
     run, copy = tmp_path / "run", tmp_path / "copy"
     copy.mkdir()

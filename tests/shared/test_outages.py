@@ -96,6 +96,7 @@ async def test_an_append_whose_outcome_is_unknown(
         await asyncio.to_thread(log.close)
 
 
+@pytest.mark.slow
 async def test_an_append_has_a_limit_where_one_is_given(journal: Journal, database: PostgresServer) -> None:
     database.kill()
     with pytest.raises(Unavailable, match="log postgres"):
@@ -226,6 +227,7 @@ async def test_a_log_that_can_be_read_may_still_be_waited_for(journal: Journal) 
     assert journal.outages.detail == ""  # nobody waits for it now
 
 
+@pytest.mark.slow
 async def test_the_health_says_what_is_waited_for(journal: Journal, bus: Bus, database: PostgresServer) -> None:
     context = Context(Settings(), bus, journal, asyncio.Event(), "thing", outages=journal.outages)
 

@@ -16,7 +16,7 @@ from shared.log.log import EventLog
 from tests.postgres import PostgresServer, find_binaries
 
 
-@pytest.fixture(scope="module", params=["en", "de", pytest.param("ja", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["de", *(pytest.param(name, marks=pytest.mark.slow) for name in ("en", "ja"))])
 def server(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
     """A server in which roles need passwords over TCP, ``locked`` may not enter, and ``many`` may connect once."""
     if find_binaries() is None:

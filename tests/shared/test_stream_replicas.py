@@ -20,6 +20,7 @@ async def replicas(bus: Bus) -> int | None:
     return (await bus.jetstream.stream_info(STREAM)).config.num_replicas
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_a_stream_on_three_servers_outlives_one_of_them(log: EventLog, tmp_path: Path) -> None:
     async with NatsCluster(tmp_path) as servers:

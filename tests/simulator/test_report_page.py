@@ -124,7 +124,7 @@ def test_where_tasks_end_completion_times_are_shown() -> None:
     assert "Completion times" not in page(material())
 
 
-@pytest.mark.parametrize("file_format", ["svg", "png"])
+@pytest.mark.parametrize("file_format", ["svg", pytest.param("png", marks=pytest.mark.slow)])
 def test_equal_data_give_equal_pictures(file_format: str) -> None:
     def drawn() -> dict[str, bytes]:
         made = runs(1)

@@ -271,6 +271,7 @@ async def test_silence_is_reported_with_the_workers(
     assert failed.code is FailureCode.TIMEOUT
 
 
+@pytest.mark.slow
 async def test_time_without_the_bus_does_not_count_as_silence(
     settings: Settings, bus: Bus, nats: OpenServer, journal: Journal, agents: Agents, watch: Watch
 ) -> None:
@@ -288,6 +289,7 @@ async def test_time_without_the_bus_does_not_count_as_silence(
     assert [m.phase for m in moved if m.phase == "failed"] == []
 
 
+@pytest.mark.slow
 async def test_silence_after_the_bus_was_away_is_reported(
     settings: Settings, bus: Bus, nats: OpenServer, journal: Journal, agents: Agents, watch: Watch
 ) -> None:

@@ -46,6 +46,7 @@ async def newest_within(nodes: Nodes, applied: int, interval: int) -> int:
     return nodes.stored()
 
 
+@pytest.mark.slow
 async def test_all_ranks_take_copies_at_the_same_steps_whatever_each_wants(
     tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
@@ -96,6 +97,7 @@ async def test_what_no_other_rank_has_is_copied_and_a_loss_costs_at_most_the_int
             await check_result(a, spec, finished)
 
 
+@pytest.mark.slow
 async def test_the_survivor_of_a_divided_optimizer_goes_back_to_the_newest_copies(
     tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:

@@ -105,7 +105,7 @@ def entries(folder: Path) -> dict[str, list[Any]]:
     [
         ((2, "evaluate"), False),
         ((4, "save"), True),
-        ((6, "save"), False),
+        pytest.param((6, "save"), False, marks=pytest.mark.slow),
         pytest.param((2, "evaluate"), True, marks=pytest.mark.slow),
         pytest.param((4, "save"), False, marks=pytest.mark.slow),
         pytest.param((6, "save"), True, marks=pytest.mark.slow),

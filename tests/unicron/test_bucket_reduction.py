@@ -46,6 +46,7 @@ STOCK_OVERLAP = [
 ]
 
 
+@pytest.mark.slow
 async def test_without_a_fault_the_result_is_that_of_the_reduction_after_the_passes(
     tmp_path: Path, spec_file: SpecFile
 ) -> None:
@@ -71,7 +72,7 @@ async def until_reduced(a: Agent, workers: list[str], buckets: int) -> None:
         pytest.param("launch:0", 0, marks=pytest.mark.slow),
         ("launch:2", 2),
         pytest.param(f"launch:{BUCKETS - 1}", BUCKETS - 1, marks=pytest.mark.slow),
-        ("update", BUCKETS),
+        pytest.param("update", BUCKETS, marks=pytest.mark.slow),
     ],
 )
 async def test_reduced_buckets_stay_and_of_the_others_the_sums(
@@ -121,6 +122,7 @@ async def test_a_pass_in_which_a_communicator_breaks_counts(tmp_path: Path, spec
         await check_result(a, spec_file(**STEADY, exact=False), await a.finished(3))
 
 
+@pytest.mark.slow
 async def test_a_script_with_stock_settings_that_computes_all_micro_batches_in_one_call(
     tmp_path: Path, spec_file: SpecFile
 ) -> None:

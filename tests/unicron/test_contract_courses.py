@@ -110,6 +110,7 @@ async def test_every_course(course: Course, tmp_path: Path, spec_file: SpecFile,
     await follow(course, tmp_path, spec_file, shared_memory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [TP, pytest.param(PP, marks=pytest.mark.parity)], ids=str)
 async def test_a_rank_of_a_whole_replica_leaves_before_its_peer(
     layout: TaskLayout, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
@@ -196,6 +197,7 @@ async def test_a_member_is_lost_before_it_comes(
         assert largest_difference(finished.parameters_path, reference.parameters_path) == 0.0
 
 
+@pytest.mark.slow
 @KILL_OR_SLEEP
 async def test_a_survivor_is_lost_while_the_others_make_communicators(
     kind: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
@@ -218,6 +220,7 @@ async def test_a_survivor_is_lost_while_the_others_make_communicators(
         await check(task, spec_file)
 
 
+@pytest.mark.slow
 async def test_a_hold_comes_while_the_generation_before_is_left(
     tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
@@ -236,6 +239,7 @@ async def test_a_hold_comes_while_the_generation_before_is_left(
         await check(task, spec_file)
 
 
+@pytest.mark.slow
 async def test_a_member_is_lost_behind_a_drain(tmp_path: Path, spec_file: SpecFile, shared_memory: Path) -> None:
     """What the others had with it is intact. A destruction may wait for it; an abort does not."""
     course = Course(DP2, (), "silent", variables=MEETS)

@@ -23,7 +23,7 @@ LEAVES = f"""if step.number == {STEP} and first and run.generation.rank == 0:
 """The other rank does not enter this collective. What follows on the device waits for it until it is aborted."""
 
 
-@pytest.mark.parametrize("mode", ["sockets", "silent"])
+@pytest.mark.parametrize("mode", ["sockets", pytest.param("silent", marks=pytest.mark.slow)])
 async def test_a_survivor_leaves_with_an_error_before_it_is_held(
     mode: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:

@@ -44,7 +44,9 @@ def computed(a: Agent, worker: str, generation: int, step: int) -> list[int]:
     return sorted({m.micro_batch for m in found if m.micro_batch is not None})
 
 
-@pytest.mark.parametrize("exact", [True, False], ids=["exact", "default"])
+@pytest.mark.parametrize(
+    "exact", [pytest.param(True, id="exact", marks=pytest.mark.slow), pytest.param(False, id="default")]
+)
 async def test_a_step_dealt_by_speed_is_the_same_update(exact: bool, tmp_path: Path, spec_file: SpecFile) -> None:
     """Dealt by speed; then a replica is lost within a step, which is dealt to the others as ever."""
     spec = spec_file(exact=exact, **({} if exact else {"optimizer": {"name": "sgd", "lr": 0.1}}))

@@ -157,7 +157,7 @@ def test_the_result_of_tied_weights_has_each_of_their_names(tmp_path: Path) -> N
     assert torch.equal(found["first.weight"], found["last.weight"])
 
 
-@pytest.mark.parametrize("model", ["plain", "tied"])
+@pytest.mark.parametrize("model", ["tied", pytest.param("plain", marks=pytest.mark.slow)])
 async def test_clipping_is_the_same_to_the_last_bit_on_any_number_of_processes(
     model: str, tmp_path: Path, spec_file: SpecFile
 ) -> None:

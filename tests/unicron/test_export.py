@@ -33,6 +33,7 @@ HIDDEN, WIDTH = 64, 256
 """Of the example."""
 
 
+@pytest.mark.slow
 async def test_a_gated_model_is_exported_whole(tmp_path: Path, spec_file: SpecFile) -> None:
     """The first weight of a gated MLP is two shards of one global tensor on each rank."""
     found = []

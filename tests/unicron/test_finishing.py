@@ -136,6 +136,7 @@ async def test_a_process_lost_while_it_waits_costs_no_step(tmp_path: Path, spec_
         await check_result(a, spec, finished)
 
 
+@pytest.mark.slow
 async def test_a_result_that_takes_long_to_write_shows_that_it_is_written(tmp_path: Path, spec_file: SpecFile) -> None:
     """The file is a pipe that nobody reads, so what writes to it waits; and fails once its reader is gone."""
     spec = spec_file()
@@ -161,7 +162,7 @@ async def test_a_result_that_takes_long_to_write_shows_that_it_is_written(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "kept", ["copies", *(pytest.param(kept, marks=pytest.mark.slow) for kept in ("checkpoint", "nowhere"))]
+    "kept", ["nowhere", *(pytest.param(kept, marks=pytest.mark.slow) for kept in ("checkpoint", "copies"))]
 )
 async def test_workers_are_lent_once_tries_were_in_vain_and_what_is_done_is_kept(
     kept: str, tmp_path: Path, spec_file: SpecFile

@@ -50,6 +50,7 @@ async def test_layouts_agree(tmp_path: Path, spec_file: SpecFile, layout_spec: d
                 assert largest_difference(finished.parameters_path, reference.parameters_path) <= 1e-5
 
 
+@pytest.mark.slow
 async def test_a_checkpoint_is_read_in_another_layout(
     tmp_path: Path, spec_file: SpecFile, layout_spec: dict[str, object]
 ) -> None:
@@ -66,6 +67,7 @@ async def test_a_checkpoint_is_read_in_another_layout(
         assert found == pytest.approx({step: expected[step] for step in (4, 5)}, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_size_of_a_micro_batch_does_not_change_the_update(tmp_path: Path, spec_file: SpecFile) -> None:
     one = train_alone(spec_file(batch={"global": 8, "micro": 1}), tmp_path / "one")
     eight = train_alone(spec_file(batch={"global": 8, "micro": 8}), tmp_path / "eight")

@@ -117,6 +117,7 @@ async def test_a_stock_loss_counts_as_one_that_the_loop_scales(tmp_path: Path, s
         assert largest_difference(finished.parameters_path, expected.parameters_path) <= 1e-7
 
 
+@pytest.mark.slow
 async def test_gradients_of_sums_are_divided_by_the_tokens_of_the_global_batch(
     tmp_path: Path, spec_file: SpecFile
 ) -> None:

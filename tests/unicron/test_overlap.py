@@ -86,6 +86,7 @@ async def check_result(a: Agent, spec: Path, finished: Finished, tolerance: floa
     assert largest_difference(finished.parameters_path, reference.parameters_path) <= tolerance
 
 
+@pytest.mark.slow
 async def test_without_a_fault_the_result_is_that_of_the_reduction_after_the_passes(
     tmp_path: Path, spec_file: SpecFile
 ) -> None:
@@ -100,8 +101,8 @@ async def test_without_a_fault_the_result_is_that_of_the_reduction_after_the_pas
 @pytest.mark.parametrize(
     ("at", "sums"),
     [
-        pytest.param("launch:0", STEADY, marks=pytest.mark.slow),
-        *((at, STEADY) for at in ("launch:2", "reduce", "update", "apply", "gather:1")),
+        *((at, STEADY) for at in ("launch:2", "apply")),
+        *(pytest.param(at, STEADY, marks=pytest.mark.slow) for at in ("launch:0", "reduce", "update", "gather:1")),
         # Sums of their own are reduced behind the passes; parameters are gathered beside them all the same.
         ("gather:1", UNCLIPPED | DETERMINISTIC),
     ],
@@ -139,7 +140,7 @@ async def test_survivors_keep_their_sums_until_the_update(
 @pytest.mark.parametrize(
     ("layout", "at"),
     [
-        (TaskLayout(2, 1, 2), "update"),
+        pytest.param(TaskLayout(2, 1, 2), "update", marks=pytest.mark.slow),
         (TaskLayout(1, 2, 2), "launch:0"),
         pytest.param(TaskLayout(1, 2, 2, interleave=2), "update", marks=pytest.mark.slow),
     ],
@@ -210,6 +211,7 @@ async def test_a_script_with_stock_settings_that_computes_all_micro_batches_in_o
         assert largest_difference(finished.parameters_path, expected.parameters_path) <= TOLERANCE
 
 
+@pytest.mark.slow
 async def test_a_rank_lost_before_its_parameters_are_sent_takes_the_others_one_step_back(
     tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
@@ -251,6 +253,7 @@ def test_what_was_gathered_does_not_count_once_the_generation_is_held(held: bool
     assert settled == [not held]
 
 
+@pytest.mark.slow
 async def test_where_nobody_is_lost_nothing_is(tmp_path: Path, spec_file: SpecFile) -> None:
     """Whatever a broken generation leaves of a gather, the ranks' own parts are whole; a broken launch ends no pass."""
     faults = "1:2:gather:communication,1:4:launch:1:communication,1:6:0:hang"

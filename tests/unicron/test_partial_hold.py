@@ -57,8 +57,8 @@ async def check_result(a: Agent, spec: Path, finished: Finished) -> None:
 
 @pytest.mark.parametrize(
     "ranks",
-    [TENSOR, PIPELINE, pytest.param(INTERLEAVED, marks=pytest.mark.slow)],
-    ids=["tensor", "pipeline", "interleaved"],
+    [*(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (TENSOR, INTERLEAVED)), PIPELINE],
+    ids=["tensor", "interleaved", "pipeline"],
 )
 async def test_a_healthy_replica_computes_the_rest_of_its_micro_batches(
     ranks: Ranks, tmp_path: Path, spec_file: SpecFile
@@ -133,6 +133,7 @@ async def test_a_rank_that_leaves_its_step_breaks_its_replica_off(
         await check_result(a, spec, await a.finished(2))
 
 
+@pytest.mark.slow
 async def test_a_shard_that_is_reduced_is_left_alone_while_another_one_is_computed(
     tmp_path: Path, spec_file: SpecFile
 ) -> None:

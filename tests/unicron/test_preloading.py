@@ -122,9 +122,10 @@ async_compile.maybe_warm_pool()
 
 @pytest.mark.parametrize(
     "before",
-    [pytest.param("", marks=pytest.mark.slow), "import unicron.forkserver"],
+    ["", "import unicron.forkserver"],
     ids=["alone", "in the fork server"],
 )
+@pytest.mark.slow
 def test_torchs_compiler_has_its_pool_only_elsewhere(before: str, tmp_path: Path) -> None:
     # The thread ends with the process that it reads from; the pool that has both stays.
     pools = "print(len(async_compile._pool_set), flush=True); import os; os._exit(0)"

@@ -53,7 +53,7 @@ async def check_result(a: Agent, spec: Path, finished: Finished) -> None:
     assert largest_difference(finished.parameters_path, reference.parameters_path) <= TOLERANCE
 
 
-@pytest.mark.parametrize("at", ["2", "reduce", "update"])
+@pytest.mark.parametrize("at", ["update", *(pytest.param(at, marks=pytest.mark.slow) for at in ("2", "reduce"))])
 async def test_survivors_finish_the_step_and_the_lost_rank_comes_back(
     at: str, tmp_path: Path, spec_file: SpecFile
 ) -> None:
@@ -110,6 +110,7 @@ async def test_shrink_grow_and_shrink_again(tmp_path: Path, spec_file: SpecFile)
         await check_result(a, spec, finished)
 
 
+@pytest.mark.slow
 async def test_ranks_are_renumbered_in_checkpoints_and_results_too(tmp_path: Path, spec_file: SpecFile) -> None:
     """The lowest rank is lost: from then on another one writes what one rank writes for all."""
     spec = spec_file(checkpoint={"every": 2})
@@ -155,6 +156,7 @@ async def test_a_second_failure_while_the_first_is_healed(tmp_path: Path, spec_f
         await check_result(a, spec, finished)
 
 
+@pytest.mark.slow
 async def test_an_exception_is_reported_and_ends_the_process(tmp_path: Path, spec_file: SpecFile) -> None:
     spec = spec_file()
     async with agent(tmp_path / "run") as a:
@@ -171,6 +173,7 @@ async def test_an_exception_is_reported_and_ends_the_process(tmp_path: Path, spe
         await check_result(a, spec, finished)
 
 
+@pytest.mark.slow
 async def test_retry_in_place(tmp_path: Path, spec_file: SpecFile) -> None:
     spec = spec_file()
     async with agent(tmp_path / "run") as a:
@@ -306,6 +309,7 @@ async def test_a_drain_or_hold_that_meets_ranks_between_two_generations_is_answe
         await check_result(a, spec, await a.finished(2))
 
 
+@pytest.mark.slow
 async def test_a_hold_at_any_moment_is_answered(tmp_path: Path, spec_file: SpecFile) -> None:
     """While communicators are made, while the ranks agree, in a step: each has a place of its own to block at."""
     spec = spec_file(steps=200)
@@ -326,6 +330,7 @@ async def test_a_hold_at_any_moment_is_answered(tmp_path: Path, spec_file: SpecF
         assert not [m for m in a.errors() if m.kind != "communication"]
 
 
+@pytest.mark.slow
 async def test_recoveries_leak_no_threads_and_no_sockets(tmp_path: Path, spec_file: SpecFile) -> None:
     spec = spec_file(steps=50)
     workers = ["w0", "w1", "w2"]

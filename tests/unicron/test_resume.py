@@ -57,7 +57,10 @@ def computed(resumed: list[Resumed]) -> int:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("newcomer", [False, True], ids=["survivors", "with a newcomer"])
+@pytest.mark.parametrize(
+    "newcomer",
+    [pytest.param(False, id="survivors", marks=pytest.mark.slow), pytest.param(True, id="with a newcomer")],
+)
 async def test_reduced_buckets_are_kept(
     tmp_path: Path, spec_file: SpecFile, mode: dict[str, Any], newcomer: bool
 ) -> None:
@@ -98,6 +101,7 @@ async def test_few_messages_report_a_reduction_of_many_buckets(tmp_path: Path, s
         assert 0 < len(reported) <= BUCKET_REPORTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 async def test_nothing_is_recomputed_when_all_is_reduced(
     tmp_path: Path, spec_file: SpecFile, mode: dict[str, Any]
@@ -114,7 +118,7 @@ async def test_nothing_is_recomputed_when_all_is_reduced(
         await check_result(a, spec, finished, exact="exact" in mode)
 
 
-@pytest.mark.parametrize("at", ["1.forward", "1.backward"])
+@pytest.mark.parametrize("at", ["1.backward", pytest.param("1.forward", marks=pytest.mark.slow)])
 async def test_a_rank_is_lost_inside_a_micro_batch(tmp_path: Path, spec_file: SpecFile, at: str) -> None:
     mode = MODES[at == "1.forward"].values[0]
     assert isinstance(mode, dict)
@@ -128,6 +132,7 @@ async def test_a_rank_is_lost_inside_a_micro_batch(tmp_path: Path, spec_file: Sp
         await check_result(a, spec, finished, exact="exact" in mode)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_half_done_micro_batch_is_discarded(tmp_path: Path, spec_file: SpecFile, mode: dict[str, Any]) -> None:
     """The rank that failed goes on. Separate sums keep the finished micro-batches; sums in place are discarded."""

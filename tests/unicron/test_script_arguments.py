@@ -100,6 +100,7 @@ def test_a_script_that_would_find_another_megatron_core_is_told_from_others(
     assert train.foreign_core(path) == "", "nothing is imported yet"
 
 
+@pytest.mark.slow
 async def test_such_a_script_runs_in_a_fresh_interpreter_with_the_core_that_it_finds(
     spec_file: SpecFile, tmp_path: Path
 ) -> None:

@@ -124,7 +124,7 @@ async def test_a_mistake_that_would_train_wrongly_is_reported(
     [
         (1, "break"),
         (2, "sys.exit()"),
-        (2, "raise SystemExit(0)"),
+        pytest.param(2, "raise SystemExit(0)", marks=pytest.mark.slow),
         pytest.param(2, "break", marks=pytest.mark.slow),
         pytest.param(1, "sys.exit()", marks=pytest.mark.slow),
         pytest.param(1, "raise SystemExit(0)", marks=pytest.mark.slow),
@@ -166,7 +166,7 @@ async def test_checkpoints_follow_the_specification_and_heartbeats_are_reported(
         assert {m.step for m in a.of(Progress) if m.phase == "aside"} >= {1, 2, 3, 4, 5}
 
 
-@pytest.mark.parametrize("source", ["live", "memory"])
+@pytest.mark.parametrize("source", ["live", pytest.param("memory", marks=pytest.mark.slow)])
 async def test_an_optimizer_that_counts_steps_of_a_group_and_replaces_its_tensors(
     source: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
@@ -247,6 +247,7 @@ async def test_the_end_of_the_scripts_is_the_end_of_the_task(tmp_path: Path, spe
         assert all("done" in a.output(worker) for worker in ("w0", "w1"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("then", "code"), [("raise ValueError('no room')", 1), ("raise SystemExit(3)", 3)])
 async def test_a_failure_behind_the_last_step_is_one_and_only_that_part_is_repeated(
     then: str, code: int, tmp_path: Path, spec_file: SpecFile

@@ -62,6 +62,7 @@ async def test_a_replaced_rank_and_a_repeated_update_change_nothing(tmp_path: Pa
         await check_result(a, spec, await a.finished(4))
 
 
+@pytest.mark.slow
 async def test_a_divided_optimizer_moves_to_whole_layers_and_back(tmp_path: Path, spec_file: SpecFile) -> None:
     """With exact sums, and the norm of ``unicron.megatron.clipping``."""
     spec = spec_file(**SEQUENCE, parallel=SPLIT | {"distributed_optimizer": True})
@@ -96,6 +97,7 @@ async def test_bfloat16_heals_to_the_rounding_of_its_parameters(tmp_path: Path, 
         await check_rounding(a, spec, await a.finished(2))
 
 
+@pytest.mark.slow
 async def test_a_divided_bfloat16_optimizer_repeats_a_step(tmp_path: Path, spec_file: SpecFile) -> None:
     """The reduction goes beside the backward pass; all ranks leave the update of a step."""
     spec = spec_file(bf16=True, exact=False, parallel={"distributed_optimizer": True, "overlap": True}, steps=4)
@@ -109,6 +111,7 @@ async def test_a_divided_bfloat16_optimizer_repeats_a_step(tmp_path: Path, spec_
         await check_rounding(a, spec, await a.finished(2))
 
 
+@pytest.mark.slow
 def test_activations_that_are_computed_again_change_nothing(tmp_path: Path, spec_file: SpecFile) -> None:
     """Dropout draws the same numbers again."""
     fields = {"batch": {"global": 4}, "steps": 3, "dropout": 0.2}

@@ -152,6 +152,7 @@ async def test_a_damaged_copy_is_never_used(
         await check_result(a, spec, await a.finished(2))
 
 
+@pytest.mark.slow
 async def test_a_task_that_begins_anew_does_not_use_what_another_left(
     tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
@@ -164,6 +165,7 @@ async def test_a_task_that_begins_anew_does_not_use_what_another_left(
         await check_result(a, spec, await a.finished(2))
 
 
+@pytest.mark.slow
 async def test_copies_of_one_layout_are_taken_in_another(
     tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:

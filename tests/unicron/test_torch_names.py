@@ -54,6 +54,7 @@ def outputs(store: Path, hidden: list[str], options: list[str], environment: dic
     return [json.loads(text.splitlines()[-1]) for text in printed]  # gloo of torch 2.9 prints, too
 
 
+@pytest.mark.slow
 def test_collectives_by_the_name_that_this_torch_has_for_them_and_nothing_warns(tmp_path: Path) -> None:
     recorder = dict([torch_names.FLIGHT_RECORDER_ENTRIES])
     options = ["-W", "error::FutureWarning"]
@@ -63,6 +64,7 @@ def test_collectives_by_the_name_that_this_torch_has_for_them_and_nothing_warns(
     assert first[2] == second[2] != 0  # the flight recorder has them, which it does not by itself before torch 2.11
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(torch.distributed, NEW_NAMES[0]), reason="this torch has the former names alone")
 def test_collectives_by_their_former_names(tmp_path: Path) -> None:
     first, second = outputs(tmp_path / "store", list(NEW_NAMES), [], {})

@@ -57,8 +57,8 @@ async def check_result(a: Agent, spec: Path, finished: Finished, *, checkpoints:
 @pytest.mark.parametrize(
     ("before", "after", "distributed_optimizer"),
     [
-        ((2, 1, 1), (2, 2, 1), False),
         ((2, 2, 1), (2, 1, 1), True),
+        pytest.param((2, 1, 1), (2, 2, 1), False, marks=pytest.mark.slow),
         pytest.param((2, 1, 2), (4, 1, 2), True, marks=pytest.mark.slow),
         pytest.param((4, 2, 1), (3, 1, 1), False, marks=pytest.mark.slow),
     ],
@@ -75,7 +75,7 @@ async def test_a_healthy_task_changes_its_layout(
         await check_result(a, spec_file(model=TWO_LAYERS), finished)
 
 
-@pytest.mark.parametrize(("pipeline", "at"), [(1, "2.backward"), (2, "reduce")])
+@pytest.mark.parametrize(("pipeline", "at"), [(1, "2.backward"), pytest.param(2, "reduce", marks=pytest.mark.slow)])
 async def test_whole_replicas_finish_the_step_and_all_survivors_join_the_next_layout(
     pipeline: int, at: str, tmp_path: Path, spec_file: SpecFile
 ) -> None:
@@ -101,6 +101,7 @@ async def test_whole_replicas_finish_the_step_and_all_survivors_join_the_next_la
         await check_result(a, spec, await a.finished(3))
 
 
+@pytest.mark.slow
 async def test_the_state_survives_a_transfer_that_broke(tmp_path: Path, spec_file: SpecFile) -> None:
     """Two replicas are split over two tensor-parallel ranks each; a process dies meanwhile, and one goes on alone."""
     spec = spec_file()
@@ -118,6 +119,7 @@ async def test_the_state_survives_a_transfer_that_broke(tmp_path: Path, spec_fil
         await check_result(a, spec, await a.finished(1))
 
 
+@pytest.mark.slow
 async def test_a_distributed_optimizer_and_the_step_survive_the_loss_of_a_newcomer(
     tmp_path: Path, spec_file: SpecFile
 ) -> None:
@@ -142,6 +144,7 @@ async def test_a_distributed_optimizer_and_the_step_survive_the_loss_of_a_newcom
         await check_result(a, spec_file(), await a.finished(3))
 
 
+@pytest.mark.slow
 async def test_a_checkpoint_is_read_where_a_part_of_the_state_is_lost(tmp_path: Path, spec_file: SpecFile) -> None:
     """The survivor of two has only a part of the optimizer's state; three ranks read the checkpoint that two wrote."""
     spec = spec_file(checkpoint={"every": 2}, parallel={"distributed_optimizer": True})

@@ -212,6 +212,7 @@ def once(number):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["memory", "checkpoint"])
 async def test_it_outlives_all_processes(kept: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path) -> None:
     checkpoint = {"every": 2, "memory_every": 0} if kept == "checkpoint" else {"every": 0, "memory_every": 4}
@@ -353,6 +354,7 @@ run = unicron.attach(state={"scheduler": scheduler}, """,
 }
 
 
+@pytest.mark.slow
 async def test_stages_without_some_group_of_the_optimizer_follow_its_numbers(
     tmp_path: Path, spec_file: SpecFile
 ) -> None:
