@@ -43,18 +43,20 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-megatron-lm test-bridge test-nightly test-cores test-ranks test-e2e mutants test-cluster test-containers test-page screenshots test-slurm test-torch test-parity test-gpu test-no-false-alarm test-warm-up fuzz check audit notices requirements openapi bus-page dist format clean
+.PHONY: install demo test test-megatron-lm test-bridge test-nightly test-cores test-ranks test-e2e mutants test-cluster test-containers test-page screenshots test-slurm test-torch test-parity test-gpu test-no-false-alarm test-warm-up fuzz check check-types check-style audit notices requirements openapi bus-page dist format clean
 
 install: $(STAMP)
 
 # torch comes first and by its exact version: pip then takes a CPU wheel that it is pointed at (PIP_FIND_LINKS) where a
 # range would make it prefer the CUDA build. setuptools is installed under the constraints too, and used for the build
-# as it is, so that no step takes a version that constraints.txt does not name.
+# as it is, so that no step takes a version that constraints.txt does not name. pip would compile on one core; of what is
+# compiled on all of them, some files of torch's are for other versions of Python.
 $(STAMP): pyproject.toml unicron/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt torch==2.13.0 setuptools
-	$(PIP) install -c constraints.txt --no-build-isolation --editable './unicron[train]' \
+	$(PIP) install --no-compile -c constraints.txt torch==2.13.0 setuptools
+	$(PIP) install --no-compile -c constraints.txt --no-build-isolation --editable './unicron[train]' \
 		--editable '.[agent,control,embedded,fast,plots,dev]'
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $(STAMP)
 
 demo: install
@@ -162,11 +164,19 @@ mutants: install
 	$(BIN)/mutmut run
 	$(BIN)/mutmut results
 
+# The types take one core for as long as the other takes for all else. Collecting shows that each test can be imported, and
+# compiles them for `make test`.
 check: install
+	$(MAKE) --jobs 2 --output-sync check-types check-style
+
+check-types:
+	$(BIN)/mypy
+
+check-style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+	set -o pipefail; $(PYTEST) --collect-only -qq | tail -n 1
 
 # The project's code, and what is known of the versions that it is tested with; pip-audit asks PyPI about each of them and
 # fails (--strict) if there is one about which it gets no answer.

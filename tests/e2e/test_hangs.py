@@ -52,7 +52,6 @@ async def test_ranks_that_hang_in_a_step(stack: Stack, client: Client, corpus: P
     ]
 
 
-@pytest.mark.short
 async def test_a_survivor_that_hangs_when_it_is_held(
     stack: Stack, client: Client, corpus: Path, tmp_path: Path
 ) -> None:
