@@ -24,12 +24,13 @@ from cli.stack.devices import Device, Division
 from services.agent.machine.hardware import Devices
 from shared.errors import Conflict, InvalidInput, NoDevice
 from shared.events.union import TaskFailed, TaskFinished, TaskStopped, TaskStopRequested
-from shared.tasks.refusals import reason_of
+from shared.tasks.refusals import NOT_HEALED, reason_of, why_not_healed
 from tests.api.kit import Server, spec
 from tests.cli.conftest import NOWHERE, Outcome, Unicron
 from tests.cli.test_run_check import CALLS_PRETRAIN, MODEL, call, write_script
 from tests.cli.test_run_specification import REST
 from tests.condition import until
+from unicron import errors
 from unicron_client.resources import Client
 
 
@@ -175,6 +176,12 @@ async def test_what_an_embedded_stack_was_running_is_followed(api: Server, capsy
 
 PEFT = "peft: LoRA is not healed inside the step: it loads the base model as the model is built"
 REFUSED_AT_START = reason_of("n0/0", "n0", "NotHealed", PEFT)
+
+
+def test_the_errors_behind_which_a_task_restarts_whole_are_the_library_s() -> None:
+    assert all(issubclass(getattr(errors, name), errors.UnicronError) for name in NOT_HEALED)
+    assert not why_not_healed(reason_of("n0/0", "n0", "ModuleNotFoundError", "No module named 'a'"))
+    assert not why_not_healed("exception (NotHealed) at step 3 happened 4 times")
 
 
 async def refused_at_start(api: Server, *arguments: str) -> asyncio.subprocess.Process:
