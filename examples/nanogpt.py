@@ -127,10 +127,12 @@ for step in run.steps():  # + in place of `while True`
             (loss / MICRO_BATCHES).backward()
             step.commit(k, loss, ids)  # +
         step.reduce()  # + in place of DistributedDataParallel's all-reduce
-        step.clip_gradients(CLIP)  # + in place of torch.nn.utils.clip_grad_norm_
+        norm = step.clip_gradients(CLIP)  # + in place of torch.nn.utils.clip_grad_norm_
         run.optimizer.step()
+        run.log({"grad_norm": norm, "lr": learning_rate(step.number)})  # + in place of wandb.log
     if step.completed and step.number % EVALUATE_EVERY == 0:
         with run.boundary():  # + a fault inside brings the step back, with nothing to compute
             losses = evaluate(run.model)
+            run.log({f"{k}_loss": v for k, v in losses.items()})  # +
             if run.generation.rank == 0:
                 print(f"step {step.number}: {', '.join(f'{k} {v:.4f}' for k, v in losses.items())}", flush=True)

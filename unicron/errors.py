@@ -8,6 +8,7 @@
     ├── UnsupportedState       an object that a script gives as state cannot be saved, or not in this layout
     ├── MemberDiffers          this process is not what the other members of its generation are
     ├── WrongLoop              the training loop leaves out, or misplaces, a call that a step needs
+    ├── InvalidMetric          a name or value given to ``run.log`` cannot be kept
     ├── Interrupted            the agent holds this generation: leave the step
     ├── CommunicationFailed    a collective failed: a peer was lost or a socket was shut
     │   └── PeerDiffers        another member of the generation is not what the others are, and leaves
@@ -71,6 +72,10 @@ class MemberDiffers(UnicronError):
 
 class WrongLoop(UnicronError):
     """The training loop leaves out a call that a step needs, or makes it at the wrong place."""
+
+
+class InvalidMetric(UnicronError):
+    """A name or a value that a script logs (``run.log``) cannot be kept; the message has it, and what is allowed."""
 
 
 class Interrupted(UnicronError):

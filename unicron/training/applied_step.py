@@ -85,6 +85,7 @@ class AppliedStep(Step):
     ) -> bool:
         """Leave the step; swallow an error that a new generation answers, report every other error."""
         self._host.link.leave()
+        self._host.end_metrics(self.number, done=True)
         if error is None:
             if self.repeated:
                 self._host.put_back()

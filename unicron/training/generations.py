@@ -30,6 +30,7 @@ from unicron.training import end_of_step
 from unicron.training.applied_step import AppliedStep
 from unicron.training.end_of_step import EndOfStep
 from unicron.training.finishing import Finishing, save_and_stop
+from unicron.training.metrics import Metrics
 from unicron.training.step import Step
 
 End = Literal["complete", "drained", "broken"]
@@ -117,6 +118,7 @@ class Training:
         )
         self._joined = JoinResult(source="")
         self.last_loss: float | None = None
+        self.metrics = Metrics()
         self.step: Step | None = None
         """The step that the loop was given last in this generation."""
         self.open_section = 0
@@ -179,6 +181,7 @@ class Training:
         first = self._checks_user = True
         while self.rank_state.applied < self.last_step:
             step = self.step = self._next_step(resumes=first)
+            self.metrics.begin()
             yield step
             if step.completed:
                 self.last_loss = step.loss
@@ -216,6 +219,7 @@ class Training:
         if repeated and self.random[0] == step.number:
             self.random[1]()
         self.in_applied_step = True
+        self.metrics.begin(again=True)
         yield step
         self.in_applied_step = False
         if repeated:
@@ -257,6 +261,8 @@ class Training:
         due = self.checkpoint_every > 0 and applied % self.checkpoint_every == 0
         self._checkpoint_due = self._checkpoint_due or due
         stopping = self.request >= STOP
+        if stopping:
+            self.metrics.read()
         if stopping and not self._attempt(lambda: save_and_stop(self)):
             return False
         # One checkpoint is written at a time: where the file system is slower than the interval, training does not wait
@@ -275,6 +281,27 @@ class Training:
         """Report that this rank is at work on something else than a step; see ``Run.heartbeat``."""
         if self.link.at_end is None:  # behind the last step, the time since then is what counts
             self.link.progress(self._applied(), "aside")
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Take metrics of the step in progress, or of the last one that is done; see ``Run.log``.
+
+        Raises:
+            InvalidMetric: a name or a value cannot be kept.
+            WrongLoop: there is no step yet.
+        """
+        if self._joiner.rank_state is None:
+            raise WrongLoop("run.log() stands in the loop over run.steps(), or behind it: there is no step yet")
+        self.metrics.log(values)
+        if not self.metrics.in_step:
+            # Behind a step that a fault has broken, this is of a step that comes again.
+            broken = self.step is not None and not self.step.completed
+            self.end_metrics(self._applied(), done=not broken)
+            if self._applied() == self.last_step:
+                self.metrics.read()
+
+    def end_metrics(self, step: int, *, done: bool) -> None:
+        """End what the script logs of a step; ``done``: whether the step's update is applied."""
+        self.metrics.end(self.configure, step, done=done)
 
     # Between steps.
 
@@ -441,6 +468,7 @@ class Training:
         """Write the result and report that the task is finished, or that its script goes on behind the last step."""
         self.show_writing()
         self.gather_parameters()
+        self.metrics.read()
         self.complete_checkpoint()
         finished = Finishing(self, can_save=not self._writer.unusable).until_written()
         if finished is None:

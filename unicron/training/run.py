@@ -83,6 +83,23 @@ class Run:
             pipeline=configure.pipeline,
         )
 
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Keep metrics of a step: a number for each name, beside the task's log.
+
+        What is logged in a step's block, or before it, counts once the step is done; a step that comes again is logged
+        again. Behind the block, if ``step.completed``, it counts at once, also in a boundary section and behind the
+        last step. Each name has one value for each step: the last one; of several ranks, that of the lowest.
+
+        Args:
+            values: name -> number, or tensor of one element. A tensor on a device is not waited for: it is read as the
+                ranks agree on this step or, if it is logged behind ``step.reduce()``, on the next.
+
+        Raises:
+            InvalidMetric: a name or a value cannot be kept.
+            WrongLoop: there is no step yet.
+        """
+        self._training.log(values)
+
     def boundary(self, *, meets: bool = True) -> Section:
         """Return a section of the loop, for what ranks do together between two steps: an evaluation, a file.
 

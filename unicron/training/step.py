@@ -23,6 +23,7 @@ from unicron.snapshot.snapshots import Snapshots
 from unicron.state.rank_state import RankState
 from unicron.training.compute_time import ComputeTimer
 from unicron.training.end_of_step import EndOfStep
+from unicron.training.metrics import Metrics
 
 BUCKET_REPORTS = 8
 """Messages about the progress of one reduction, however many buckets there are. Chosen: the part of a step between two
@@ -40,6 +41,8 @@ class StepHost(Protocol):
     """The agreements at the end of this generation's steps."""
     snapshots: Snapshots
     """This rank's snapshots."""
+    metrics: Metrics
+    """What the script logs."""
     asked_last_step: int
     """The step behind which the script asks for the end of the training; 0: it does not ask."""
 
@@ -55,6 +58,9 @@ class StepHost(Protocol):
 
     def put_back(self) -> None:
         """Put the user's state back to what it is behind a step that is repeated."""
+
+    def end_metrics(self, step: int, *, done: bool) -> None:
+        """End what the script logs of a step; ``done``: whether the step's update is applied."""
 
     def survives(self, error: BaseException) -> bool:
         """Report an error; return whether the process goes on in a new generation."""
@@ -266,6 +272,7 @@ class Step:
             state.gather.settle()  # the agreement has waited for what the device did before it
         assert in_progress.account is not None
         self.loss = in_progress.account.loss
+        host.metrics.read()  # the agreement has waited for the device
         state.reduce(
             data_group(),
             link.wait,
@@ -372,6 +379,7 @@ class Step:
             state.check_updated()
             state.complete_step()
             self.completed = True
+            host.end_metrics(self.number, done=True)
             duration_s = time.monotonic() - self.began_s
             memory_every, replicated = host.snapshots.steps, host.snapshots.replicated
             host.link.progress(
@@ -388,4 +396,5 @@ class Step:
         self.left = True
         state.recover(computing=self._computing, garbage=host.link.has_garbage)
         self.completed = state.applied == self.number
+        host.end_metrics(self.number, done=self.completed)
         return host.survives(error)
