@@ -31,12 +31,14 @@ from services.api.http.computations import Computations
 from services.api.live import Live
 from services.api.output.node_files import NodeFiles, OwnFiles
 from services.api.store.feed import Feed
-from services.api.store.projection_store import Store
+from services.api.store.projection_store import Store, database_url
 from services.api.store.readers import ViewReader
 from services.api.store.tables import CLUSTER, NODES, TASKS
 from services.api.submission.resumption import as_logged, check_free, resumed
 from services.api.submission.submission_keys import check_unused, other_specification
 from services.api.submission.submitted_inputs import check_inputs, check_paths, directories
+from services.api.task_metrics.collector import Collector
+from services.api.task_metrics.metric_store import MetricStore
 from shared.bus.connection import Bus
 from shared.errors import Conflict, InvalidInput, Unavailable
 from shared.events.union import Event, Recorded, TaskSubmitted, derived_id
@@ -76,12 +78,16 @@ class Gateway:
     computations: Computations = field(default_factory=Computations)
     own_files: OwnFiles = field(init=False)
     """Files of tasks on this machine."""
+    metrics: Collector = field(init=False)
+    """The metrics that scripts log."""
     sessions: BrowserSessions = field(init=False)
     writable: asyncio.Task[None] | None = None
     """The newest check of whether the log can be written. It may wait long: there is never a second one beside it."""
 
     def __post_init__(self) -> None:
         self.own_files = OwnFiles(self.settings.run_dir)
+        store = MetricStore(database_url(self.settings, "metrics"))
+        self.metrics = Collector(store, self.read, self.own_files, self.node_files)
         self.sessions = BrowserSessions(self.settings.run_dir / "browser-sessions.json")
 
     def node_files(self, node: str) -> NodeFiles:

@@ -50,6 +50,7 @@ from services.api.routers import (
     plans,
     results,
     slow_workers,
+    task_metrics,
     tasks,
     troubles,
     waf,
@@ -57,7 +58,7 @@ from services.api.routers import (
 from services.api.signed_heads import SignedHeads
 from services.api.store.feed import PROJECTIONS, Feed
 from services.api.store.fold_metrics import FoldMetrics
-from services.api.store.projection_store import Store
+from services.api.store.projection_store import Store, database_url
 from shared.bus.cancellation import cancelled
 from shared.errors import InvalidInput
 from shared.messages.reachability import REACHABILITY
@@ -78,6 +79,7 @@ ROUTERS = tuple(
     add_to_reads(module.router)
     for module in (
         tasks,
+        task_metrics,
         results,
         nodes,
         limits,
@@ -137,12 +139,6 @@ def _installed() -> bool:
     with contextlib.suppress(metadata.PackageNotFoundError):
         return bool(metadata.version("unicron-cluster"))
     return False
-
-
-def database_url(settings: Settings, name: str) -> str:
-    """Return where tables of the api are: in a file of a name beside an SQLite log, or in the log's PostgreSQL."""
-    url = settings.log_database_url
-    return f"sqlite:///{settings.run_dir.resolve() / name}.db" if url.startswith("sqlite") else url
 
 
 def check_exposure(settings: Settings) -> None:
@@ -223,6 +219,7 @@ async def serve(context: Context) -> None:
         serving = asyncio.create_task(server.serve(sockets=[listening]), name="http")
         signing = asyncio.create_task(heads.keep_signing(), name="signed-heads")
         sending = asyncio.create_task(notices.keep_sending(gateway), name="notices")
+        collecting = asyncio.create_task(gateway.metrics.keep_collecting(), name="metrics")
         try:
             await _first(asyncio.create_task(server.listens.wait()), serving, following)
             write_port(settings.run_dir, listening.getsockname()[1])
@@ -232,7 +229,8 @@ async def serve(context: Context) -> None:
             await feed.close()
             server.should_exit = True
             await asyncio.wait({serving})
-            await cancelled(following, signing, sending)
+            await cancelled(following, signing, sending, collecting)
+            await gateway.metrics.close()
     finally:
         await asyncio.to_thread(store.close)
 

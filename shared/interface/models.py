@@ -180,6 +180,33 @@ class TaskProgress(BaseModel):
     points: list[ProgressPoint]
 
 
+class MetricSeries(BaseModel):
+    """The values of a metric at steps, thinned out to as many as were asked for; null: not finite.
+
+    ``every``: of each so many steps one is kept, since the task has more than is kept.
+    """
+
+    name: str
+    every: int
+    steps: list[int]
+    values: list[float | None]
+
+
+class TaskMetrics(BaseModel):
+    """What the script of a submission has logged.
+
+    ``names``: of all its metrics. ``series``: those that were asked for. ``left_out``: how many values had a name
+    beyond the most names of a submission. ``silent``: nodes that do not answer; what they had written since they last
+    did is missing.
+    """
+
+    attempt: int
+    names: list[str]
+    series: list[MetricSeries]
+    left_out: int
+    silent: list[str]
+
+
 class Note(BaseModel):
     """What a user has written about an incident. ``by``: ``uid/<uid>`` or ``token/<name>``."""
 

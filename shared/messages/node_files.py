@@ -1,8 +1,9 @@
 """Requests of the api to node agents about files on their machines: core NATS, ``unicron.files.<node>``.
 
-An agent serves two kinds of files and no others: the output of ranks, and the parameters of finished tasks
-(``shared.messages.task_folders``). About the files that a submission names an agent says only whether a rank there
-could use them. Each request is answered by itself: a caller repeats what was lost, and reads a file chunk by chunk.
+An agent serves three kinds of files and no others: the output of ranks, the metrics that they have logged, and the
+parameters of finished tasks (``shared.messages.task_folders``). About the files that a submission names an agent says
+only whether a rank there could use them. Each request is answered by itself: a caller repeats what was lost, and reads
+a file chunk by chunk.
 
 A reply is one line of JSON, and after it the bytes that were read.
 """
@@ -39,7 +40,10 @@ Limit = Annotated[int, Field(ge=1, le=CHUNK_BYTES)]
 
 
 class OutputFile(Model):
-    """The output of one process: which generation it was started for, on which worker, and how much there is."""
+    """The output of one process, or its metrics: of which generation, on which worker, and how much there is.
+
+    The generation of output is that for which the process was started; metrics are of one generation.
+    """
 
     generation: Generation
     worker: WorkerName
@@ -76,6 +80,26 @@ class ReadOutput(Message):
     limit: Limit = CHUNK_BYTES
     skips: bool = False
     since_s: Annotated[float, Field(allow_inf_nan=False)] | None = None
+
+
+class ListMetrics(Message):
+    """List the metrics that processes on the workers of ``nodes`` have logged, as ``ListOutput``."""
+
+    kind: Literal["list-metrics"] = "list-metrics"
+    task: Name
+    nodes: Annotated[list[Name], Field(max_length=NODES_LIMIT)]
+    after: tuple[Integer, str] = (-1, "")
+
+
+class ReadMetrics(Message):
+    """Read the metrics that one process has logged in a generation."""
+
+    kind: Literal["read-metrics"] = "read-metrics"
+    task: Name
+    generation: Generation
+    worker: WorkerName
+    offset: Offset
+    limit: Limit = CHUNK_BYTES
 
 
 class DescribeResult(Message):
@@ -119,7 +143,8 @@ class CheckInputs(Message):
 
 
 FilesRequest = Annotated[
-    ListOutput | ReadOutput | DescribeResult | ReadResult | CheckInputs, Field(discriminator="kind")
+    ListOutput | ReadOutput | ListMetrics | ReadMetrics | DescribeResult | ReadResult | CheckInputs,
+    Field(discriminator="kind"),
 ]
 
 

@@ -1,6 +1,7 @@
 """What tasks leave on a machine, below the run directory: the output of their processes, and their results.
 
     <run-dir>/tasks/<task>/output/<generation>-<node>-<slot>.log
+    <run-dir>/tasks/<task>/generation-<g>/metrics/<node>-<slot>.jsonl
     <run-dir>/tasks/<task>/generation-<g>/result/parameters.safetensors
     <run-dir>/tasks/<task>/generation-<g>/result/parameters-<k>-of-<n>.safetensors, parameters.safetensors.index.json
 
@@ -13,13 +14,14 @@ rights, which may put links into the task's folders: what is opened has to be a 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,18 +38,25 @@ from shared.messages.node_files import (
     LIST_LIMIT,
     DescribeResult,
     FilesReply,
+    ListMetrics,
     ListOutput,
     OutputFile,
+    ReadMetrics,
     ReadOutput,
     ReadResult,
 )
 from shared.names import is_name
 
-TaskFilesRequest = ListOutput | ReadOutput | DescribeResult | ReadResult
+TaskFilesRequest = ListOutput | ReadOutput | ListMetrics | ReadMetrics | DescribeResult | ReadResult
 """The requests that ``TaskFolders`` answers."""
 
-_OUTPUT_NAME = re.compile(r"([0-9]{1,15})-([a-z0-9-]{1,63})-([0-9]{1,6})\.log")
-"""Name of the file with a process's output: generation, node, slot. Rendezvous stores have files of other names."""
+_GENERATION, _WORKER = r"(?P<generation>[0-9]{1,15})", r"(?P<node>[a-z0-9-]{1,63})-(?P<slot>[0-9]{1,6})"
+
+_OUTPUT_NAME = re.compile(rf"{_GENERATION}-{_WORKER}\.log")
+"""Name of the file with a process's output. Rendezvous stores have files of other names."""
+
+_METRICS_NAME = re.compile(rf"generation-{_GENERATION}/{_WORKER}\.jsonl")
+"""Name of the file with what a process has logged in a generation, behind that of the generation's folder."""
 
 _RESULT, _INDEX = "parameters.safetensors", "parameters.safetensors.index.json"
 """The parameters in the folder of a result, or the index of several files (``unicron.checkpoint.export``)."""
@@ -107,8 +116,8 @@ class TaskFolders:
             Unavailable: it cannot be read.
         """
         match request:
-            case ListOutput():
-                files = self._output_files(request.task, request.nodes, request.after)
+            case ListOutput() | ListMetrics():
+                files = self._files(request)
                 return FilesReply(files=files[:LIST_LIMIT], more=len(files) > LIST_LIMIT), b""
             case ReadOutput():
                 name = f"{request.generation}-{request.worker.replace('/', '-')}.log"
@@ -117,6 +126,9 @@ class TaskFolders:
                     begin = self._begin(request.task, path, request.since_s)
                     request = request.model_copy(update={"offset": max(begin, request.offset)})
                 return self._read(request.task, path, request, skips=request.skips)
+            case ReadMetrics():
+                name = f"{request.worker.replace('/', '-')}.jsonl"
+                return self._read(request.task, Path(f"generation-{request.generation}", "metrics", name), request)
             case DescribeResult():
                 return self._describe(request), b""
             case ReadResult():
@@ -124,17 +136,18 @@ class TaskFolders:
                     data = result.read(request.limit, request.offset)
                 return FilesReply(size_bytes=result.size_bytes, offset=request.offset, version=result.version), data
 
-    def _output_files(self, task: str, nodes: Collection[str], after: tuple[int, str]) -> list[OutputFile]:
-        """Return the output files of the workers of some nodes behind a key; one more than ``LIST_LIMIT`` at most."""
-        wanted = set(nodes)
-        try:
-            with os.scandir(self._tasks / task / "output") as entries:
-                found = (file for entry in entries if (file := _output_file(entry, wanted)) and file.key > after)
-                return nsmallest(LIST_LIMIT + 1, found, key=lambda file: file.key)
-        except OSError:
-            return []  # the task has no process here
+    def _files(self, request: ListOutput | ListMetrics) -> list[OutputFile]:
+        """Return the files that a request lists: one more than ``LIST_LIMIT`` at most."""
+        folder, wanted = self._tasks / request.task, set(request.nodes)
+        found = _outputs(folder) if isinstance(request, ListOutput) else _metrics(folder)
+        files = (file for match, entry in found if match["node"] in wanted and (file := _file(match, entry)))
+        return nsmallest(
+            LIST_LIMIT + 1, (file for file in files if file.key > request.after), key=lambda file: file.key
+        )
 
-    def _read(self, task: str, path: Path, request: ReadOutput, *, skips: bool = False) -> tuple[FilesReply, bytes]:
+    def _read(
+        self, task: str, path: Path, request: ReadOutput | ReadMetrics, *, skips: bool = False
+    ) -> tuple[FilesReply, bytes]:
         with self._opened(task, path) as (descriptor, status):
             offset, data = request.offset, b""
             for _ in range(_READS):
@@ -302,18 +315,40 @@ def _data_from(descriptor: int, offset: int) -> int:
         return offset  # there are no data, or the file system knows no holes
 
 
-def _output_file(entry: os.DirEntry[str], nodes: set[str]) -> OutputFile | None:
-    """Return what an entry of an output folder is; None if it is no output of a worker of one of the nodes."""
-    match = _OUTPUT_NAME.fullmatch(entry.name)
-    if match is None or match[2] not in nodes:
-        return None
+def _outputs(folder: Path) -> Iterator[tuple[re.Match[str], os.DirEntry[str]]]:
+    """Yield the entries of a task's folder that are named as output."""
+    for entry in _entries(folder / "output"):
+        if match := _OUTPUT_NAME.fullmatch(entry.name):
+            yield match, entry
+
+
+def _metrics(folder: Path) -> Iterator[tuple[re.Match[str], os.DirEntry[str]]]:
+    """Yield the entries of the folders of a task's generations that are named as metrics."""
+    generations = (entry for entry in _entries(folder) if entry.is_dir(follow_symlinks=False))
+    for generation in generations:
+        for entry in _entries(Path(generation.path, "metrics")):
+            if match := _METRICS_NAME.fullmatch(f"{generation.name}/{entry.name}"):
+                yield match, entry
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield the entries of a folder; none if it is not there, or is a link."""
+    with contextlib.suppress(OSError):
+        if not folder.is_symlink():
+            with os.scandir(folder) as entries:
+                yield from entries
+
+
+def _file(match: re.Match[str], entry: os.DirEntry[str]) -> OutputFile | None:
+    """Return a file; None if it is no regular one."""
     try:
         status = entry.stat(follow_symlinks=False)
     except OSError:
         return None  # removed meanwhile
     if not stat.S_ISREG(status.st_mode):
         return None
-    return OutputFile(generation=int(match[1]), worker=f"{match[2]}/{match[3]}", size_bytes=status.st_size)
+    worker = f"{match['node']}/{match['slot']}"
+    return OutputFile(generation=int(match["generation"]), worker=worker, size_bytes=status.st_size)
 
 
 def _result_folder(generation: int) -> Path:

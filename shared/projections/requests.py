@@ -55,6 +55,7 @@ def attempt_of(task: TaskView) -> AttemptView:
         number=task.attempt,
         checkpoint=task.start_checkpoint,
         last_step=task.step,
+        generation=max((task.generation, *(stage.generation for stage in task.stages))),
         flop=task.flop(task.step) - task.earlier_flop,
         weighted_flop=task.weighted_flop(task.step) - task.earlier_weighted_flop,
     )

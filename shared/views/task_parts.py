@@ -75,7 +75,7 @@ class AttemptView(Model):
     ``position``: that of the submission in the log. ``number``: its number among the submissions of the name, from 1
     on. ``first_step``: the step at which it began; ``last_step``: the step at which it ended. ``checkpoint``: the
     checkpoint from which it began; empty: it began from nothing. ``flop``, ``weighted_flop``: model FLOP of its own
-    updates, and times the weight that each had.
+    updates, and times the weight that each had. ``generation``: the newest that a plan gave it; 0: none did.
     """
 
     task: str
@@ -89,6 +89,7 @@ class AttemptView(Model):
     checkpoint: str
     first_step: int
     last_step: int
+    generation: int
     flop: float
     weighted_flop: float
     submitted_at: datetime

@@ -34,8 +34,10 @@ from shared.messages.node_files import (
     DescribeResult,
     FilesReply,
     InputProblem,
+    ListMetrics,
     ListOutput,
     OutputFile,
+    ReadMetrics,
     ReadOutput,
     ReadResult,
     successful,
@@ -51,6 +53,8 @@ SECRET = "what nobody may read"
 SAMPLES: list[Model] = [
     ListOutput(task="gpt", nodes=["n0"]),
     ReadOutput(task="gpt", generation=1, worker="n0/0", offset=0),
+    ListMetrics(task="gpt", nodes=["n0"]),
+    ReadMetrics(task="gpt", generation=1, worker="n0/0", offset=0),
     DescribeResult(task="gpt", generation=1),
     ReadResult(task="gpt", generation=1, offset=0),
     CheckInputs(data="/x", script="/y", vocabulary=300),
@@ -72,6 +76,8 @@ def run_dir(tmp_path: Path) -> Path:
     (folder / "tasks" / "gpt" / "output" / "1-n0-0.log").write_text("hello\n")
     (folder / "tasks" / "gpt" / "generation-1" / "result").mkdir(parents=True)
     (folder / "tasks" / "gpt" / "generation-1" / "result" / "parameters.safetensors").write_bytes(b"parameters")
+    (folder / "tasks" / "gpt" / "generation-1" / "metrics").mkdir()
+    (folder / "tasks" / "gpt" / "generation-1" / "metrics" / "n0-0.jsonl").write_text("{}\n")
     (folder / "tasks" / "other").mkdir()
     for path in (tmp_path / "secret.log", folder / "secret.log", folder / "tasks" / "other" / "1-n0-0.log"):
         path.write_text(SECRET)
@@ -128,6 +134,29 @@ async def test_listings_have_pages_in_order(bus: Bus, run_dir: Path) -> None:
 
 
 @pytest.mark.usefixtures("server")
+async def test_metrics_are_listed_by_generation_and_worker(bus: Bus, run_dir: Path) -> None:
+    task = run_dir / "tasks" / "gpt"
+    for name in (
+        "generation-12/metrics/n1-3.jsonl",
+        "generation-x/metrics/n0-0.jsonl",
+        "generation-2/metrics/n0-0.txt",
+    ):
+        (task / name).parent.mkdir(parents=True)
+        (task / name).touch()
+    for name in ("2-linked", "generation-3", "generation-4/metrics"):  # neither through links
+        (task / name).parent.mkdir(exist_ok=True)
+        (task / name).symlink_to(task / "generation-1" / ("metrics" if "metrics" in name else ""))
+    reply, _ = await ask(bus, kind="list-metrics", nodes=["n0", "n1"])
+    assert [(file.key, file.size_bytes) for file in reply.files] == [((1, "n0/0"), 3), ((12, "n1/3"), 0)]
+    reply, _ = await ask(bus, kind="list-metrics", nodes=["n0", "n1"], after=[1, "n0/0"])
+    assert [file.key for file in reply.files] == [(12, "n1/3")]
+    reply, _ = await ask(bus, kind="list-metrics", nodes=["n1"])
+    assert [file.key for file in reply.files] == [(12, "n1/3")]
+    reply, data = await ask(bus, kind="read-metrics", generation=1, worker="n0/0", offset=1)
+    assert (reply.size_bytes, data) == (3, b"}\n")
+
+
+@pytest.mark.usefixtures("server")
 async def test_files_are_read_in_bounded_chunks(bus: Bus, run_dir: Path) -> None:
     path = run_dir / "tasks" / "gpt" / "output" / "1-n0-0.log"
     content = os.urandom(CHUNK_BYTES + 100)
@@ -145,13 +174,16 @@ async def test_files_are_read_in_bounded_chunks(bus: Bus, run_dir: Path) -> None
 
 
 @pytest.mark.usefixtures("server")
-@pytest.mark.parametrize("kind", ["read-output", "describe-result", "read-result"])
+@pytest.mark.parametrize("kind", ["read-output", "read-metrics", "describe-result", "read-result"])
 async def test_nothing_outside_the_tasks_folder_is_read(bus: Bus, run_dir: Path, kind: str) -> None:
     """Not through a link in place of the file, of its folder or of the task's; neither pipes, folders nor devices."""
     request = {"kind": kind, "generation": 1}
     if kind == "read-output":
         request |= {"worker": "n0/0", "offset": 0}
         path = run_dir / "tasks" / "gpt" / "output" / "1-n0-0.log"
+    elif kind == "read-metrics":
+        request |= {"worker": "n0/0", "offset": 0}
+        path = run_dir / "tasks" / "gpt" / "generation-1" / "metrics" / "n0-0.jsonl"
     else:
         request |= {"offset": 0} if kind == "read-result" else {}
         path = run_dir / "tasks" / "gpt" / "generation-1" / "result" / "parameters.safetensors"

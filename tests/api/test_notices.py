@@ -23,12 +23,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from services.api import main
-from services.api.main import database_url
 from services.api.notices import notices, occasions, sending
 from services.api.notices.queues import Queues, Sent
 from services.api.notices.receivers import read_receivers
 from services.api.notices.sending import NotDelivered, public_address
 from services.api.routers import health
+from services.api.store.projection_store import database_url
 from shared.bus.connection import Bus
 from shared.errors import InvalidInput
 from shared.events.plans import Response as PlanResponse

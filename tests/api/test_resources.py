@@ -15,9 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from services.api.main import database_url
 from services.api.routers.health import SERVICES
-from services.api.store.projection_store import Store
+from services.api.store.projection_store import Store, database_url
 from shared.bus.connection import Bus
 from shared.events.union import NodeJoined, TaskStopped
 from shared.log.journal import Journal

@@ -143,6 +143,7 @@ PATHS: Mapping[str, Sequence[str]] = {
     "/v1/tasks/{name}/logs": ["gpt"],
     "/v1/tasks/{name}/attempts": ["gpt", "again"],
     "/v1/tasks/{name}/progress": ["gpt", "again"],
+    "/v1/tasks/{name}/metrics": ["gpt", "again"],
     "/v1/tasks/{name}/result": ["succeeded"],
     "/v1/nodes/{name}": [f"n{number}" for number in range(6)],
     "/v1/incidents/{incident}": ["i0", "open", "of-failed"],

@@ -30,8 +30,10 @@ from shared.messages.node_files import (
     DescribeResult,
     FilesReply,
     InputProblem,
+    ListMetrics,
     ListOutput,
     OutputFile,
+    ReadMetrics,
     ReadOutput,
     ReadResult,
 )
@@ -66,6 +68,8 @@ COMMANDS_OF_ALL_KINDS: list[Model] = [
 FILE_REQUESTS: list[Model] = [
     ListOutput(task="gpt", nodes=["n0"]),
     ReadOutput(task="gpt", generation=1, worker="n0/0", offset=0),
+    ListMetrics(task="gpt", nodes=["n0"]),
+    ReadMetrics(task="gpt", generation=1, worker="n0/0", offset=0),
     DescribeResult(task="gpt", generation=1),
     ReadResult(task="gpt", generation=1, offset=0),
     CheckInputs(data="/none", script="/none.py", vocabulary=257),

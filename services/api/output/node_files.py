@@ -14,7 +14,7 @@ from typing import Protocol
 
 from shared.bus.connection import Bus
 from shared.errors import InvalidReply, Unavailable
-from shared.messages.node_files import FILES, CheckInputs, FilesReply, ListOutput, OutputFile, successful
+from shared.messages.node_files import FILES, CheckInputs, FilesReply, ListMetrics, ListOutput, OutputFile, successful
 from shared.messages.task_folders import TaskFilesRequest, TaskFolders
 
 TIMEOUT_S = FILES.timeout_s
@@ -97,8 +97,10 @@ class NodeFiles:
             raise Unavailable(f"node {self.name}: {err.detail}") from err
 
 
-async def list_output(source: FileSource, task: str, nodes: Collection[str]) -> list[OutputFile]:
-    """Return the output files that a source has of processes on the workers of some nodes.
+async def list_output(
+    source: FileSource, task: str, nodes: Collection[str], listing: type[ListOutput | ListMetrics] = ListOutput
+) -> list[OutputFile]:
+    """Return the files that a source has of processes on the workers of some nodes: by default their output.
 
     Raises:
         Unavailable: the source does not answer.
@@ -107,7 +109,7 @@ async def list_output(source: FileSource, task: str, nodes: Collection[str]) -> 
     more = True
     while more:
         after = found[-1].key if found else (-1, "")
-        reply, _ = await source.ask(ListOutput(task=task, nodes=sorted(nodes), after=after))
+        reply, _ = await source.ask(listing(task=task, nodes=sorted(nodes), after=after))
         found += reply.files
         # An answer that gets no further would be asked for again for ever.
         more = reply.more and bool(reply.files) and reply.files[-1].key > after

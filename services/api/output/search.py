@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from services.api.output.node_files import FileSource, list_output
 from services.api.output.owners import OutputOwners, node_of
 from shared.errors import Unavailable
-from shared.messages.node_files import OutputFile
+from shared.messages.node_files import ListMetrics, ListOutput, OutputFile
 
 ABSENCES = {"lost": "is lost", "left": "has left"}
 """States of a node that explain why it does not answer, in words."""
@@ -42,10 +42,17 @@ class OutputSearch:
         task: its name.
         own: the files of the api's machine.
         source: returns the files of a node.
+        listing: lists the files that are meant.
     """
 
-    def __init__(self, task: str, own: FileSource, source: Callable[[str], FileSource]) -> None:
-        self._task, self._own, self._source = task, own, source
+    def __init__(
+        self,
+        task: str,
+        own: FileSource,
+        source: Callable[[str], FileSource],
+        listing: type[ListOutput | ListMetrics] = ListOutput,
+    ) -> None:
+        self._task, self._own, self._source, self._listing = task, own, source, listing
         self._found: dict[Key, FoundFile] = {}
         self._asked: dict[str, asyncio.Task[list[OutputFile]]] = {}
         """Node -> the request for its listing that is under way."""
@@ -61,6 +68,11 @@ class OutputSearch:
         """All files that were found and whose source answers, oldest generation first."""
         return [found for _, found in sorted(self._found.items()) if found.source.name not in self._silent]
 
+    @property
+    def silent(self) -> frozenset[str]:
+        """The nodes that did not answer when they were asked last."""
+        return frozenset(self._silent)
+
     async def look(self, owners: OutputOwners, limit_s: float | None) -> None:
         """Ask all nodes at the same time.
 
@@ -71,7 +83,7 @@ class OutputSearch:
         """
         self._silent.discard(self._own.name)
         for node in owners.nodes - self._asked.keys():
-            self._asked[node] = asyncio.create_task(list_output(self._source(node), self._task, [node]))
+            self._asked[node] = asyncio.create_task(list_output(self._source(node), self._task, [node], self._listing))
         if self._asked:
             await asyncio.wait(self._asked.values(), timeout=limit_s)
         for node in [node for node, asked in self._asked.items() if asked.done()]:
@@ -127,7 +139,7 @@ class OutputSearch:
         if not nodes:
             return set()
         try:
-            files = await list_output(source, self._task, nodes)
+            files = await list_output(source, self._task, nodes, self._listing)
         except Unavailable:
             return set()
         self._take_in(files, source, owners)

@@ -16,10 +16,11 @@ from starlette.routing import BaseRoute
 
 from services.api.http.problems import TEMPORARY
 from shared.bus.messages import ID_PATTERN, Time
-from shared.errors import InvalidInput
+from shared.errors import InvalidInput, NotFound
 from shared.interface.models import Page
 from shared.names import NAME_PATTERN
 from shared.unknown_names import nearest
+from shared.views.documents import TaskView
 
 MAX_LIMIT = 1000
 """Most items of one page: bounds an answer's size."""
@@ -36,6 +37,8 @@ Until = Annotated[Time | None, Query(description="only before then: ISO 8601 wit
 TaskFilter = Annotated[str | None, Query(pattern=NAME_PATTERN, description="only what concerns this task")]
 TaskName = Annotated[str, Path(pattern=NAME_PATTERN, description="the task's name")]
 NodeName = Annotated[str, Path(pattern=NAME_PATTERN, description="the node's name")]
+AskedSubmission = Annotated[int | None, Query(ge=1, le=1_000_000, description="number of the submission")]
+MostPoints = Annotated[int, Query(ge=2, le=2000, description="most points")]
 Id = Annotated[str, Path(min_length=1, max_length=256, pattern=ID_PATTERN)]
 """The id of an incident or a plan: any line of text, as far as the log is concerned."""
 
@@ -182,3 +185,15 @@ def check_order(start: datetime | None, end: datetime | None, names: tuple[str, 
     if start is not None and end is not None and end < start:
         text = f"must not be before {names[0]}, {start.isoformat()}"
         raise InvalidInput(f"{names[1]}: {text}", [{"field": names[1], "value": end.isoformat(), "problem": text}])
+
+
+def submission_number(task: TaskView, asked: int | None) -> int:
+    """Return the number of the submission of a task's name that is asked for; None: the present one.
+
+    Raises:
+        NotFound: the name was not submitted so often.
+    """
+    number = asked or task.attempt
+    if number > task.attempt:
+        raise NotFound(f"task {task.name!r} was submitted {task.attempt} times", field="attempt", value=number)
+    return number

@@ -27,10 +27,13 @@ from services.api.route_parts.parameters import (
     PROBLEMS,
     TAGGED,
     AskedPart,
+    AskedSubmission,
     Cursor,
     Limit,
+    MostPoints,
     TaskName,
     page_json,
+    submission_number,
 )
 from services.api.store.readers import ViewReader
 from services.api.store.tables import ATTEMPTS, DELETED, TASKS
@@ -284,8 +287,8 @@ async def attempts(name: TaskName, api: Api, limit: Limit = 100, cursor: Cursor 
 async def progress(
     name: TaskName,
     api: Api,
-    attempt: Annotated[int | None, Query(ge=1, le=1_000_000, description="number of the submission")] = None,
-    points: Annotated[int, Query(ge=2, le=2000, description="most points")] = 400,
+    attempt: AskedSubmission = None,
+    points: MostPoints = 400,
 ) -> TaskProgress:
     """Show how a submission has trained: steps, losses and step times, evenly thinned out over its events.
 
@@ -294,9 +297,7 @@ async def progress(
 
     def bounds(views: ViewReader) -> tuple[int, int, int | None]:
         task = views.find(TASKS, name)
-        number = attempt or task.attempt
-        if number > task.attempt:
-            raise NotFound(f"task {name!r} was submitted {task.attempt} times", field="attempt", value=number)
+        number = submission_number(task, attempt)
         begin, *following = (
             task.position if n == task.attempt else views.find(ATTEMPTS, attempt_key(name, n)).position
             for n in range(number, min(number + 1, task.attempt) + 1)

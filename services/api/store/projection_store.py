@@ -25,6 +25,7 @@ from shared.events.union import Recorded
 from shared.log.driver_errors import database_errors
 from shared.log.schema import close_engine, sqlite_path, with_timeouts
 from shared.projections.evolve import evolve
+from shared.settings.model import Settings
 from shared.views.documents import SCHEMA_VERSION
 
 _BUSY_TIMEOUT_MS = 10_000
@@ -38,6 +39,12 @@ Observe = Callable[[Batch], None]
 
 def ignored(_: Batch) -> None:
     """Take no note of what a batch has changed."""
+
+
+def database_url(settings: Settings, name: str) -> str:
+    """Return where tables of the api are: in a file of a name beside an SQLite log, or in the log's PostgreSQL."""
+    url = settings.log_database_url
+    return f"sqlite:///{settings.run_dir.resolve() / name}.db" if url.startswith("sqlite") else url
 
 
 class Store:

@@ -1,0 +1,1 @@
+"""What the scripts of tasks log (``run.log``): read from the nodes, merged, kept beside the log."""

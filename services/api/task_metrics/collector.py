@@ -1,0 +1,157 @@
+"""Reads the files in which ranks write metrics (``unicron.training.metrics``) from the nodes, and stores what is new.
+
+This is done now and then while a task trains, so that a lost node takes little with it, and whenever somebody asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from services.api.output.node_files import FileSource
+from services.api.output.owners import OutputOwners, output_owners
+from services.api.output.search import FoundFile, OutputSearch
+from services.api.store.readers import ViewReader
+from services.api.store.tables import ATTEMPTS, TASKS
+from services.api.task_metrics.metric_store import Known, MetricStore, Piece, file_key
+from shared.errors import NotFound, Unavailable
+from shared.messages.node_files import ListMetrics, ReadMetrics
+from shared.tasks.specification import ENDED, TaskState
+from shared.views.task_parts import attempt_key
+
+logger = logging.getLogger(__name__)
+
+COLLECT_S = 30.0
+"""Pause between two readings of all tasks that go on: so much of its metrics a node takes with it at most."""
+
+FRESH_S = 1.0
+"""For how long a reading is as good as new. Pages ask every ten seconds."""
+
+PATIENCE_S = 2.0
+"""How long somebody who asks waits for the nodes; then the answer has what was read before."""
+
+MOST_READ_BYTES = 8 << 20
+"""Most bytes that one reading takes of a task, by about one chunk; the rest comes with the next."""
+
+
+class _Sources:
+    """Where the metrics of one task come from."""
+
+    def __init__(self, search: OutputSearch) -> None:
+        self.search = search
+        self.owners = OutputOwners()
+        self.reading: asyncio.Task[None] | None = None
+        self.read_s = float("-inf")
+
+
+class Collector:
+    """Collects the metrics of all tasks.
+
+    Args:
+        store: keeps them.
+        read: returns what a function finds in the projections.
+        own: the files of the api's machine.
+        source: returns the files of a node.
+    """
+
+    def __init__(
+        self,
+        store: MetricStore,
+        read: Callable[[Callable[[ViewReader], Any]], Awaitable[Any]],
+        own: FileSource,
+        source: Callable[[str], FileSource],
+    ) -> None:
+        self.store, self._read_views, self._own, self._source = store, read, own, source
+        self._tasks: dict[str, _Sources] = {}
+        self._writing = asyncio.Lock()
+
+    async def refresh(self, task: str) -> list[str]:
+        """Read what is new of a task; return the nodes that did not answer, whose values may be missing."""
+        sources = self._tasks.setdefault(task, _Sources(self._search(task)))
+        if sources.reading is None and time.monotonic() - sources.read_s > FRESH_S:
+            sources.reading = asyncio.create_task(self._read_logged(task, sources))
+        if sources.reading is not None:
+            await asyncio.wait({sources.reading}, timeout=PATIENCE_S)
+        return sorted(sources.search.silent & sources.owners.nodes)
+
+    async def keep_collecting(self) -> None:
+        """Read what is new of all tasks that go on, until cancelled; of one that has ended, once more."""
+        going = [state.value for state in TaskState if state not in ENDED]
+        before: set[str] = set()
+        while True:
+            await asyncio.sleep(COLLECT_S)
+            try:
+                now = await self._read_views(lambda views: {task.name for task in views.page(TASKS, states=going)})
+                await asyncio.gather(*(self.refresh(name) for name in before | now))
+                for name in before - now:
+                    self._tasks.pop(name, None)
+                before = now
+            except Unavailable as err:
+                logger.warning("metrics of tasks are not collected: %s; again", err.detail)
+
+    async def close(self) -> None:
+        """End what is under way."""
+        reading = [sources.reading for sources in self._tasks.values() if sources.reading is not None]
+        for one in reading:
+            one.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+        await asyncio.gather(*(sources.search.close() for sources in self._tasks.values()))
+        await asyncio.to_thread(self.store.close)
+
+    def _search(self, task: str) -> OutputSearch:
+        return OutputSearch(task, self._own, self._source, ListMetrics)
+
+    async def _read_logged(self, task: str, sources: _Sources) -> None:
+        try:
+            await self._read(task, sources)
+        except Exception as err:  # whoever asks gets what was read before
+            logger.warning("metrics of %s were not read: %s %s", task, type(err).__name__, err)
+        finally:
+            sources.reading, sources.read_s = None, time.monotonic()
+
+    async def _read(self, task: str, sources: _Sources) -> None:
+        """Read what is new of a task."""
+        history = not sources.owners.workers
+        owners, ends = await self._read_views(
+            lambda views: (output_owners(views, task, None, history=history), _ends(views, task))
+        )
+        sources.owners = owners.after(sources.owners)
+        await sources.search.look(sources.owners, None)
+        async with self._writing:  # of one database, which has one writer at a time
+            known = await asyncio.to_thread(self.store.known, task)
+            pieces: list[Piece] = []
+            for found in sources.search.files:
+                if sum(len(piece.data) for piece in pieces) < MOST_READ_BYTES:
+                    pieces += await _pieces(task, found, known)
+            if pieces:
+                await asyncio.to_thread(self.store.take, task, known, pieces, ends)
+
+
+def _ends(views: ViewReader, task: str) -> list[int]:
+    """Return the newest generation of each earlier submission of a task's name, or of those before it."""
+    earlier = range(1, views.find(TASKS, task).attempt)
+    found = views.several(ATTEMPTS, [attempt_key(task, number) for number in earlier])
+    newest = (found[attempt_key(task, number)].generation for number in earlier)
+    return list(itertools.accumulate(newest, max))
+
+
+async def _pieces(task: str, found: FoundFile, known: Known) -> list[Piece]:
+    """Return what is new of a file, in whole lines; of one whose source does not answer, what it has answered."""
+    file, pieces = found.file, list[Piece]()
+    offset = known.state.offsets.get(file_key(*file.key), 0)
+    while offset < file.size_bytes and sum(len(piece.data) for piece in pieces) < MOST_READ_BYTES:
+        request = ReadMetrics(task=task, generation=file.generation, worker=file.worker, offset=offset)
+        try:
+            _, data = await found.source.ask(request)
+        except (NotFound, Unavailable):
+            break
+        whole = data.rfind(b"\n") + 1
+        if not whole and len(data) < request.limit:
+            break  # the rest of the line comes
+        offset += whole or len(data)  # there is no such long line but what a script has written itself
+        pieces.append(Piece(file.generation, file.worker, data[:whole], offset))
+    return pieces
