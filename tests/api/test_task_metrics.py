@@ -23,7 +23,8 @@ TASK = "gpt"
 @pytest.fixture(autouse=True)
 def always_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read the nodes at each request, however busy the machine is."""
-    monkeypatch.setattr(collector, "FRESH_S", -1.0)
+    monkeypatch.setattr(collector, "FRESH_S", 0.0)
+    monkeypatch.setattr(collector, "REST", 0)
     monkeypatch.setattr(collector, "PATIENCE_S", 60.0)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from shared.settings.model import Settings
 from tests.api.kit import Server
+from tests.api.test_task_metrics import log
 from tests.page.kit import SCHEMES, browsing
 
 pytestmark = [pytest.mark.page, pytest.mark.timeout(120)]
@@ -28,6 +30,21 @@ async def test_the_name_of_a_task_leads_to_its_page(cluster: Server) -> None:
         assert await browser.page.locator("#cluster").is_hidden()
         await browser.page.locator("a", has_text="Cluster").click()
         await browser.shows("#node-map", "n0")
+        browser.check()
+
+
+async def test_metrics_are_shown_as_they_are_chosen(cluster: Server, settings: Settings) -> None:
+    async with browsing(cluster) as browser:
+        await browser.open(path="/tasks/gpt")
+        await browser.shows("#course-text", "At step 110")
+        assert await browser.page.locator("#metrics").is_hidden()
+        for step in (10, 20, 30):
+            log(settings.run_dir, 1, "n0/0", 0, [step], grad_norm=step / 8, lr=1 / step)
+        await browser.page.reload()
+        await browser.shows("#metrics-text", "grad_norm 3.750 at step 30")
+        await browser.page.select_option("#metric-second", "lr")
+        await browser.shows("#metrics-text", "grad_norm 3.750 at step 30; lr 0.03333 at step 30")
+        assert await browser.page.locator("#metrics-chart .uplot canvas").count() == 1
         browser.check()
 
 

@@ -70,8 +70,8 @@ class OutputSearch:
 
     @property
     def silent(self) -> frozenset[str]:
-        """The nodes that did not answer when they were asked last."""
-        return frozenset(self._silent)
+        """The nodes that did not answer when they were asked last, and of which nobody else has files."""
+        return frozenset(self._silent - {node_of(found.file.worker) for found in self.files})
 
     async def look(self, owners: OutputOwners, limit_s: float | None) -> None:
         """Ask all nodes at the same time.

@@ -6,7 +6,7 @@ import { count, si } from "./text.js";
 
 const HEIGHT_PX = 240;
 let marks = [];
-let act = () => {};
+const acts = [];
 
 const chart = new Chart("course-chart", HEIGHT_PX, () => ({
   scales: { x: { time: false }, rate: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
@@ -18,11 +18,16 @@ const chart = new Chart("course-chart", HEIGHT_PX, () => ({
     { stroke: colourOf("--healthy"), width: 2, dash: [6, 4], scale: "rate", spanGaps: true, points: { show: false } },
     { stroke: colourOf("--quiet"), width: 2, spanGaps: true, points: { show: false } },
   ],
-}), () => marks);
+}), steps);
+
+/** Return the steps at which incidents are marked. */
+export function steps() {
+  return marks;
+}
 
 /** Call `act` when somebody chooses which submissions are shown. */
-export function whenChosen(found) {
-  act = found;
+export function whenChosen(act) {
+  acts.push(act);
 }
 
 /** Return the numbers of the submissions whose courses are to be asked for; null: the present one. */
@@ -31,7 +36,7 @@ export function wanted() {
     .map((value) => value === "" ? null : Number(value));
 }
 
-["course-attempt", "course-other"].forEach((id) => byId(id).addEventListener("change", () => act()));
+["course-attempt", "course-other"].forEach((id) => byId(id).addEventListener("change", () => acts.forEach((act) => act())));
 
 /** Return the points whose steps rise: of steps that were done again, what was said last. */
 function rising(points) {

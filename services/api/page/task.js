@@ -7,6 +7,7 @@ import { showCourse, wanted as wantedCourses, whenChosen } from "./course.js";
 import { byId, element, keyed, setText, timeElement } from "./dom.js";
 import { showIncidents } from "./incidents.js";
 import { revealNamed } from "./links.js";
+import { showMetrics, wanted as wantedMetrics, whenWanted } from "./metrics.js";
 import { showOutput, stopOutput } from "./output.js";
 import { taskName } from "./place.js";
 import { showPlans } from "./plans.js";
@@ -24,7 +25,7 @@ const PATH = `/v1/tasks/${encodeURIComponent(taskName)}`;
 const NOTHING = { items: [], more: false };
 const OF_TASK = /^(task|error|incident|plan|state|worker|anomaly)\./;
 
-const known = { task: null, currency: "", incidents: NOTHING, plans: NOTHING, attempts: NOTHING, courses: [] };
+const known = { task: null, currency: "", incidents: NOTHING, plans: NOTHING, attempts: NOTHING, courses: [], metrics: [] };
 let follows = false;
 let first = true;
 
@@ -41,6 +42,10 @@ const rounds = new Rounds({
   async plans() { known.plans = await listed("/v1/plans", { task: taskName, order: "newest" }); },
   async attempts() { known.attempts = await listed(`${PATH}/attempts`, {}); },
   async course() { known.courses = await Promise.all(wantedCourses().map((attempt) => getSums(`${PATH}/progress`, attempt === null ? {} : { attempt }))); },
+  async metrics() {
+    const of = (attempt) => attempt === null ? [] : [["attempt", attempt]];
+    known.metrics = await Promise.all(wantedCourses().map((attempt) => get(`${PATH}/metrics`, [...wantedMetrics(), ...of(attempt)])));
+  },
 }, (names, at, problem) => {
   if (problem?.status === 401) return endSession();
   if (names.length) {
@@ -65,6 +70,7 @@ function show(at) {
     return;
   }
   showCourse(task, courses, attempts.items, incidents.items);
+  showMetrics(known.metrics);
   showRanks(task.ranks);
   showOutput(task, PATH);
   showIncidents(incidents.items, { open: NOTHING, newest: incidents }, known.currency);
@@ -128,6 +134,7 @@ const stream = follow((type) => {
 
 afterChanges(() => rounds.wantAll());
 whenChosen(() => rounds.want(["course"]));
+whenWanted(() => rounds.want(["metrics"]));
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) return stopOutput();
   stream.again();
@@ -135,4 +142,4 @@ document.addEventListener("visibilitychange", () => {
 });
 rounds.wantAll();
 setInterval(() => rounds.want(["task"]), LIVE_MS);
-setInterval(() => rounds.want(["course", "incidents"]), SLOW_MS);
+setInterval(() => rounds.want(["course", "metrics", "incidents"]), SLOW_MS);

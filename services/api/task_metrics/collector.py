@@ -29,9 +29,12 @@ COLLECT_S = 30.0
 """Pause between two readings of all tasks that go on: so much of its metrics a node takes with it at most."""
 
 FRESH_S = 1.0
-"""For how long a reading is as good as new. Pages ask every ten seconds."""
+"""For how long, at least, a reading is as good as new. Pages ask every ten seconds."""
 
-PATIENCE_S = 2.0
+REST = 10
+"""How many times as long as a reading took it is as good as new: with many nodes, or with one that does not answer."""
+
+PATIENCE_S = 0.5
 """How long somebody who asks waits for the nodes; then the answer has what was read before."""
 
 MOST_READ_BYTES = 8 << 20
@@ -45,7 +48,8 @@ class _Sources:
         self.search = search
         self.owners = OutputOwners()
         self.reading: asyncio.Task[None] | None = None
-        self.read_s = float("-inf")
+        self.due_s = float("-inf")
+        """From when on, on the monotonic clock, the newest reading is old."""
 
 
 class Collector:
@@ -72,7 +76,7 @@ class Collector:
     async def refresh(self, task: str) -> list[str]:
         """Read what is new of a task; return the nodes that did not answer, whose values may be missing."""
         sources = self._tasks.setdefault(task, _Sources(self._search(task)))
-        if sources.reading is None and time.monotonic() - sources.read_s > FRESH_S:
+        if sources.reading is None and time.monotonic() >= sources.due_s:
             sources.reading = asyncio.create_task(self._read_logged(task, sources))
         if sources.reading is not None:
             await asyncio.wait({sources.reading}, timeout=PATIENCE_S)
@@ -106,12 +110,14 @@ class Collector:
         return OutputSearch(task, self._own, self._source, ListMetrics)
 
     async def _read_logged(self, task: str, sources: _Sources) -> None:
+        begun_s = time.monotonic()
         try:
             await self._read(task, sources)
         except Exception as err:  # whoever asks gets what was read before
             logger.warning("metrics of %s were not read: %s %s", task, type(err).__name__, err)
         finally:
-            sources.reading, sources.read_s = None, time.monotonic()
+            now_s = time.monotonic()
+            sources.reading, sources.due_s = None, now_s + max(FRESH_S, REST * (now_s - begun_s))
 
     async def _read(self, task: str, sources: _Sources) -> None:
         """Read what is new of a task."""
