@@ -249,6 +249,12 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # it has no types wh
         """Return whether this process is the one that writes for all."""
         return self._run is None or self._run.generation.rank == 0
 
+    def log(self, logs: dict[str, Any], *args: Any, **options: Any) -> None:
+        """Log as transformers does, and keep the numbers as metrics of the task."""
+        super().log(logs, *args, **options)
+        if self._run is not None:
+            self._run.log({name: value for name, value in logs.items() if isinstance(value, int | float)})
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, on one process."""
         if self.is_world_process_zero():

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from services.api.store.projection_store import database_url
 from services.api.task_metrics import collector, metric_store, series
 from shared.bus.connection import Bus
 from shared.events.union import TaskStopped, TaskSubmitted
@@ -16,6 +17,7 @@ from shared.log.journal import Journal
 from shared.settings.model import Settings
 from tests.api.kit import Server, Story, serving
 from tests.api.node_machines import NodeMachines
+from tests.condition import until
 
 TASK = "gpt"
 
@@ -104,6 +106,19 @@ async def test_what_was_read_stays_when_the_api_and_the_nodes_have_ended(
         assert shown(await metrics(server, "loss"))["loss"] == {1: 1.0, 2: 1.0, 3: 1.0}
 
 
+@pytest.mark.usefixtures("story")
+async def test_what_a_running_task_logs_is_read_though_nobody_asks(
+    settings: Settings, bus: Bus, journal: Journal, machines: NodeMachines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "COLLECT_S", 0.05)
+    await machines.start("n0", "n1")
+    store = metric_store.MetricStore(database_url(settings, "metrics"))
+    async with serving(settings, bus, journal):
+        log(machines.run_dir("n0"), 3, "n0/0", 0, (1,), loss=1.0)
+        await until(lambda: store.names(TASK, 1) == ["loss"])
+    store.close()
+
+
 async def test_each_submission_has_its_own_values(healed: Server, machines: NodeMachines) -> None:
     await machines.start("n0", "n1")
     log(machines.run_dir("n0"), 3, "n0/0", 0, (1, 2), loss=1.0)
@@ -133,3 +148,28 @@ async def test_more_than_may_be_kept_is_thinned_out_and_said(
     assert loss["every"] > 1
     assert loss["steps"][-1] == 1999
     assert len(loss["steps"]) < 8192 / series.POINT_BYTES
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_two_apis_that_read_the_same_take_it_once(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
+    url = f"sqlite:///{tmp_path / 'metrics.db'}" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    first, second = metric_store.MetricStore(url), metric_store.MetricStore(url)
+
+    def piece(step: int, end: int, value: float) -> metric_store.Piece:
+        line = {"step": step, "rank": 0, "values": {"loss": value}}
+        return metric_store.Piece(1, "n0/0", json.dumps(line).encode(), end)
+
+    new = first.known(TASK)
+    assert new == second.known(TASK)
+    first.take(TASK, new, [piece(1, 50, 0.5)], [])
+    second.take(TASK, new, [piece(1, 50, 0.25)], [])  # it has read the same, too late
+    before = second.known(TASK)
+    assert before.state.offsets == {"1/n0/0": 50}
+    first.take(TASK, before, [piece(2, 100, 0.75)], [])
+    second.take(TASK, before, [piece(3, 150, 0.75)], [])
+    assert first.known(TASK) == second.known(TASK)
+    assert second.known(TASK).state.offsets == {"1/n0/0": 100}
+    assert list(second.series(TASK, 1, ["loss"])["loss"].steps) == [1, 2]
+    assert second.series(TASK, 1, ["loss"])["loss"].values[0] == 0.5
+    for store in (first, second):
+        store.close()

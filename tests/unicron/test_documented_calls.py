@@ -100,6 +100,7 @@ for step in run.steps():
         clipped = step.clip_gradients(LIMIT)
         after = norm()
         run.optimizer.step()
+        run.log({"norm": clipped})
         run.state["counter"].updates += 1
     if step.completed:
         with run.boundary() as section:
@@ -108,6 +109,7 @@ for step in run.steps():
                 section.end_training()
         seen.append({"norms": [before, clipped, after], "loss": step.loss, "size": size})
     run.heartbeat()
+run.log({"behind": STEPS})
 found = {"steps": seen, "updates": run.state["counter"].updates}
 pathlib.Path(__file__).with_name(f"seen-{run.generation.rank}.json").write_text(json.dumps(found))
 """
@@ -148,6 +150,9 @@ def test_every_call_does_what_the_table_says(model: str, tmp_path: Path) -> None
         assert before > LIMIT
         assert after == pytest.approx(LIMIT, rel=1e-3)
         assert (math.isfinite(step["loss"]), step["size"]) == (True, 1)
+    logged = map(json.loads, (tmp_path / "unicron-run" / "metrics" / "0.jsonl").read_text().splitlines())
+    norms = [(number, {"norm": step["norms"][1]}) for number, step in enumerate(seen["steps"], 1)]
+    assert [(line["step"], line["values"]) for line in logged] == [*norms, (STEPS, {"behind": STEPS})]
 
 
 def test_the_result_of_tied_weights_has_each_of_their_names(tmp_path: Path) -> None:

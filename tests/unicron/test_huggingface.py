@@ -91,6 +91,8 @@ async def test_a_faulty_run_has_the_result_of_stock(tmp_path: Path, spec_file: S
         await a.configure({"w0": "live"}, fault_step=5)
         finished = await a.finished(1)
         assert "eval_loss" in (a.folder / "w0.log").read_text()
+        (newest,) = a.folder.glob("generation-3/metrics/w0.jsonl")
+        assert '"step": 4, "rank": 0, "values": {"eval_loss": ' in newest.read_text()
     assert largest_difference(finished.parameters_path, stock) <= 1e-5
 
 

@@ -215,5 +215,6 @@ def _submissions(state: State, series: Mapping[tuple[int, str], bytes]) -> dict[
         number: Submission({}, dict(firsts), state.left_out.get(number, 0)) for number, firsts in state.firsts.items()
     }
     for (number, name), points in series.items():
-        found[number].series[name] = Series.from_bytes(points)
+        # Another api may have added the submission since: then all of this is dropped.
+        found.setdefault(number, Submission()).series[name] = Series.from_bytes(points)
     return found
