@@ -52,7 +52,8 @@ def _submitted(state: State, event: events.TaskSubmitted, at: datetime) -> State
         spec=event.spec, step=event.step, checkpoint=event.checkpoint, checkpoint_step=event.step, number=number
     )
     if old is not None:
-        same = all(getattr(old.spec, name) == getattr(event.spec, name) for name in ("model", "batch", "parallel"))
+        kept = ("model", "model_known", "batch", "parallel")
+        same = all(getattr(old.spec, name) == getattr(event.spec, name) for name in kept)
         task = task.model_copy(
             update={
                 "generation": old.generation,

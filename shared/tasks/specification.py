@@ -195,7 +195,10 @@ class Parallel(Model):
 
 
 class TaskSpec(Model):
-    """One training task. Only ``name``, ``model``, ``batch``, ``steps`` and ``data`` are required."""
+    """One training task. Only ``name``, ``model``, ``batch``, ``steps`` and ``data`` are required.
+
+    ``model`` and ``data`` are not of a ``script`` with a loop on the library, and none of a script that restarts whole.
+    """
 
     name: Name
     model: ModelShape
@@ -253,6 +256,9 @@ class TaskSpec(Model):
 
     not_healed: Annotated[str, Field(max_length=65_536)] = Field(default="", exclude_if=lambda why: not why)
     """Why a script whose loop could be healed inside the step restarts whole: what was refused when it started."""
+    model_known: bool = Field(default=True, exclude_if=lambda known: known)
+    """Whether ``model`` is what the script trains; False where the document has none for a loop on the library. The
+    planner then uses ``workers.min`` and, where ``workers.max`` allows more, up to twice as many as it has measured."""
 
     python: Annotated[str, Field(max_length=4096, pattern=r"^/[^\x00]*$")] | None = Field(
         default=None, exclude_if=lambda python: python is None
@@ -293,7 +299,9 @@ class TaskSpec(Model):
         return self.order_samples or self.steps * self.batch.global_
 
     def _most_per_replica(self) -> int:
-        """Return tensor x pipeline; what is ``auto`` can be as much as the model divides into."""
+        """Return tensor x pipeline; what is ``auto`` can be as much as the model divides into, if it is known."""
+        if not self.model_known:
+            return 1
         tensor = self.model.heads if self.parallel.tensor == "auto" else self.parallel.tensor
         return tensor * (self.model.layers if self.parallel.pipeline == "auto" else self.parallel.pipeline)
 
@@ -308,19 +316,22 @@ class TaskSpec(Model):
     @model_validator(mode="before")
     @classmethod
     def _unknown(cls, data: Any) -> Any:
-        """Fill in what nobody knows of a script that restarts whole: the planner needs a number, and never more."""
-        if not isinstance(data, dict) or data.get("loop") != "restart":
+        """Fill in what nobody knows of a script: the planner needs a number, and never more."""
+        if not isinstance(data, dict):
             return data
-        workers = data.get("workers")
-        known = workers.get("min") if isinstance(workers, dict) else None
-        batch = {"global": known if isinstance(known, int) and known > 0 else 1}
-        unknown = {
-            "model": UNKNOWN_MODEL,
-            "batch": batch,
-            "steps": UNKNOWN_STEPS,
-            "data": data.get("script"),
-            "checkpoint": {"memory_every": 0},
-        }
+        workers = data.get("workers", {})
+        least = workers.get("min") if isinstance(workers, dict) else None
+        known = least if isinstance(least, int) and least > 0 else 1
+        unknown: dict[str, Any] = {"data": data.get("script")}
+        if data.get("loop") == "restart":
+            unknown |= {"model": UNKNOWN_MODEL, "batch": {"global": known}, "steps": UNKNOWN_STEPS}
+            unknown["checkpoint"] = {"memory_every": 0}
+        elif data.get("script") is None or data.get("loop", "unicron") != "unicron":
+            return data
+        elif "model" not in data:
+            unknown |= {"model": UNKNOWN_MODEL, "model_known": False}
+            if isinstance(workers, dict):
+                data = data | {"workers": {"max": known} | workers}
         return {name: value for name, value in unknown.items() if value is not None} | data
 
     @model_validator(mode="after")
@@ -356,6 +367,7 @@ class TaskSpec(Model):
         limit = b.micro_batches * self._most_per_replica()
         yield m.hidden % m.heads == 0, f"model.heads: {m.heads} must divide model.hidden, {m.hidden}"
         yield b.global_ % b.micro == 0, f"batch.micro: {b.micro} must divide batch.global, {b.global_}"
+        yield self.model_known or per_replica == 1, "parallel: tensor and pipeline above 1 need model"
         yield m.heads % self.tensor == 0, f"parallel.tensor: {self.tensor} must divide model.heads, {m.heads}"
         yield m.layers % self.pipeline == 0, f"parallel.pipeline: {self.pipeline} must divide model.layers, {m.layers}"
         yield (

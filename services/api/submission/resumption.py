@@ -86,8 +86,10 @@ def _changed(earlier: TaskSpec, spec: TaskSpec) -> Iterator[tuple[str, object, s
     if (earlier.script is None) != (spec.script is None):
         yield "script", spec.script, _keeps(f"was {earlier.script!r}")
     of_model: list[str] = []
+    of_script = set() if earlier.model_known and spec.model_known else {"model", "model_known"}
+    free = {*CHANGEABLE, "order_samples", *of_script}
     for field, old, new in differences(was, now):
-        if field.split(".")[0] in (*CHANGEABLE, "order_samples"):
+        if field.split(".")[0] in free:
             continue
         if field.startswith("model."):
             of_model.append(f"{field} was {old!r}, is {new!r}")

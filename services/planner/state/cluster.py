@@ -340,10 +340,12 @@ class State(Model):
             tasks = {each.name: each for each in sorted(tasks.values(), key=lambda each: each.number)}
         corrections = dict(self.ended_corrections)
         for each, sign in ((before, -1), (task if task.settled else None, 1)):
-            for hardware in {layout.hardware for layout in each.measured} if each is not None else ():
-                exponent = each.general_exponent(hardware) if each is not None else None
+            if each is None or not each.spec.model_known:
+                continue
+            for hardware in {layout.hardware for layout in each.measured}:
                 number, total = corrections.get(hardware, Corrections(0, 0))
-                corrections[hardware] = Corrections(number + sign, total + sign * (exponent or 0))
+                exponent = each.general_exponent(hardware) or 0
+                corrections[hardware] = Corrections(number + sign, total + sign * exponent)
         return self.model_copy(update={"tasks": tasks, "ended": ended, "ended_corrections": corrections})
 
     def with_changed(self, name: str, **changes: Any) -> State:

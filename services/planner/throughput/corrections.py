@@ -44,12 +44,16 @@ def exponent_of(state: State, task: Task, hardware: str) -> int:
 
 
 def believed_exponent(state: State, task: Task, hardware: str) -> int | None:
-    """Return the mean of the task's measured layouts, else that of all measured tasks; None without measurement."""
-    if task.measured and (own := task.general_exponent(hardware)) is not None:
+    """Return the mean of the task's measured layouts, else that of all measured tasks; None without measurement.
+
+    What is measured of a task of whose model nothing is known says nothing of others, nor they of it.
+    """
+    own = task.general_exponent(hardware) if task.measured else None
+    if own is not None or not task.spec.model_known:
         return own
     number, total = state.ended_corrections.get(hardware, Corrections(0, 0))
     for other in state.tasks.values():
-        if other.measured and (exponent := other.general_exponent(hardware)) is not None:
+        if other.measured and other.spec.model_known and (exponent := other.general_exponent(hardware)) is not None:
             number, total = number + 1, total + exponent
     return mean_of(Corrections(number, total))
 

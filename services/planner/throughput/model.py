@@ -94,6 +94,15 @@ def assumed_flop_per_s(hardware: Hardware) -> float:
     return hardware.peak_flop_per_s * (1.0 if hardware.stack == RATED_STACK else ASSUMED_UTILISATION)
 
 
+def unmodelled_flop_per_s(spec: TaskSpec, replicas: int, hardware: Hardware) -> float:
+    """Return the rate of a data-parallel task of whose model nothing is known, FLOP/s.
+
+    The replicas take the micro-batches in turns, and each turn takes as long, be it full or not.
+    """
+    turns = -(-spec.batch.micro_batches // replicas)
+    return assumed_flop_per_s(hardware) * spec.batch.micro_batches / turns
+
+
 def modelled_flop_per_s(spec: TaskSpec, layout: HardwareLayout, hardware: Hardware) -> float:
     """Return T(t, x) before correction in one layout, whether the layout fits into memory or not."""
     return _modelled_flop_per_s(ObjectKey(spec), layout, hardware)
@@ -104,6 +113,8 @@ def _modelled_flop_per_s(same: ObjectKey[TaskSpec], layout: HardwareLayout, hard
     spec = same.value
     if spec.restarts_whole:
         return layout.data * assumed_flop_per_s(hardware)
+    if not spec.model_known:
+        return unmodelled_flop_per_s(spec, layout.data, hardware)
     return flop_per_step(spec) / _iteration_s(
         Shape.of(spec.model), spec.batch.global_, pins_of(spec), layout.tensor, layout.pipeline, layout.data, hardware
     )

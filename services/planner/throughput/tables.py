@@ -22,6 +22,7 @@ from services.planner.throughput.model import (
     hardware_of,
     modelled_flop_per_s,
     pins_of,
+    unmodelled_flop_per_s,
 )
 from shared.events.plans import Layout, LoggedTable, Problem
 from shared.events.union import PlanDecided
@@ -43,6 +44,10 @@ DATA_PARALLEL = (1, 1)
 MAX_TENSOR = 8
 """Greatest tensor size of the built-in trainer, which pads the vocabulary for tensor groups of up to so many
 workers."""
+
+UNMODELLED_GROWTH = 2
+"""How many times as many workers as were measured a task may get of whose model nothing is known: what more of them
+would bring is a guess, and a wrong one ends with the next measurement."""
 
 _MAX_TABLES = 4096
 """Tables that are remembered: more than one planning problem and its look-ahead need."""
@@ -169,6 +174,9 @@ def _largest(state: State, task: Task, kind: str) -> int:
     """
     seen = sum(workers * nodes for workers, nodes in state.kinds.get(kind, {}).items())
     most = 1 << (max(seen, len(task.members), 1) - 1).bit_length()
+    if not task.spec.model_known:
+        measured = max((layout.data for layout in task.measured if layout.hardware == kind), default=0)
+        most = min(most, max(task.spec.workers.min, UNMODELLED_GROWTH * measured))
     return most if task.spec.workers.max is None else min(most, task.spec.workers.max)
 
 
@@ -244,6 +252,8 @@ def _choice(spec: TaskSpec, hardware: Hardware, most: int) -> _Choice:
     """Return the layouts that the specification allows on up to ``most`` workers."""
     if spec.restarts_whole:
         return _alone(spec, hardware, most)
+    if not spec.model_known:
+        return _unmodelled(spec, hardware, most)
     shape, pins = Shape.of(spec.model), pins_of(spec)
     limit = MAX_TENSOR if spec.script is None and pins.tensor is None else most
     if hardware.stack == RATED_STACK and pins.tensor is not None and pins.pipeline is not None:
@@ -266,6 +276,15 @@ def _alone(spec: TaskSpec, hardware: Hardware, most: int) -> _Choice:
     config = ParallelConfig(tensor=1, pipeline=1, data=workers, micro_batch=spec.batch.micro)
     timed = Timed(config, flop_per_step(spec) / (workers * assumed_flop_per_s(hardware)))
     return _Choice({workers: [timed]}, {config.sizes: timed})
+
+
+def _unmodelled(spec: TaskSpec, hardware: Hardware, most: int) -> _Choice:
+    """Return the data-parallel layouts of a task of whose model nothing is known."""
+    at: dict[int, list[Timed]] = {}
+    for count in range(spec.workers.min, min(most, spec.batch.micro_batches) + 1):
+        config = ParallelConfig(tensor=1, pipeline=1, data=count, micro_batch=spec.batch.micro)
+        at[count] = [Timed(config, flop_per_step(spec) / unmodelled_flop_per_s(spec, count, hardware))]
+    return _Choice(at, {timed.config.sizes: timed for (timed,) in at.values()})
 
 
 @lru_cache(maxsize=512)  # a table is made anew after a measurement, from the same layouts
