@@ -16,7 +16,7 @@ from unicron_client.waiting import POLL_S, until
 
 if TYPE_CHECKING:
     from shared.interface.costs import Costs
-    from shared.interface.models import Attempt, EventRecord, Stopping, Task
+    from shared.interface.models import Attempt, EventRecord, Stopping, Task, TaskMetrics
     from unicron_client.specifications import Given
 
 UNLIMITED = "any"
@@ -173,6 +173,23 @@ class Client(Operations):
         from shared.interface.models import Attempt
 
         return (typed(Attempt, item) for item in self.items(f"{task_path(name)}/attempts"))
+
+    def metrics(self, name: str, *metrics: str, attempt: int | None = None, points: int | None = None) -> TaskMetrics:
+        """Return what the script of a task has logged: all names, and the values of the metrics that are asked for.
+
+        Args:
+            name: of the task.
+            metrics: their names.
+            attempt: number of the submission; None: the present one.
+            points: most values of each; None: as many as the server returns by itself.
+
+        Raises:
+            NotFound: there is no such task, or no such submission.
+        """
+        from shared.interface.models import TaskMetrics
+
+        asked: Params = {"metric": [*metrics], "attempt": attempt, "points": points}
+        return typed(TaskMetrics, self.get(f"{task_path(name)}/metrics", asked))
 
     def logs(
         self,

@@ -77,7 +77,7 @@ class Collector:
         """Read what is new of a task; return the nodes that did not answer, whose values may be missing."""
         sources = self._tasks.setdefault(task, _Sources(self._search(task)))
         if sources.reading is None and time.monotonic() >= sources.due_s:
-            sources.reading = asyncio.create_task(self._read_logged(task, sources))
+            sources.reading = asyncio.create_task(self._read_or_warn(task, sources))
         if sources.reading is not None:
             await asyncio.wait({sources.reading}, timeout=PATIENCE_S)
         return sorted(sources.search.silent & sources.owners.nodes)
@@ -109,7 +109,7 @@ class Collector:
     def _search(self, task: str) -> OutputSearch:
         return OutputSearch(task, self._own, self._source, ListMetrics)
 
-    async def _read_logged(self, task: str, sources: _Sources) -> None:
+    async def _read_or_warn(self, task: str, sources: _Sources) -> None:
         begun_s = time.monotonic()
         try:
             await self._read(task, sources)
