@@ -157,18 +157,18 @@ def test_two_apis_that_read_the_same_take_it_once(request: pytest.FixtureRequest
     url = f"sqlite:///{tmp_path / 'metrics.db'}" if kind == "sqlite" else request.getfixturevalue("postgres_url")
     first, second = metric_store.MetricStore(url), metric_store.MetricStore(url)
 
-    def piece(step: int, end: int, value: float) -> metric_store.Piece:
+    def lines(step: int, end: int, value: float) -> metric_store.NewLines:
         line = {"step": step, "rank": 0, "values": {"loss": value}}
-        return metric_store.Piece(1, "n0/0", json.dumps(line).encode(), end)
+        return metric_store.NewLines(1, "n0/0", json.dumps(line).encode(), end)
 
     new = first.known(TASK)
     assert new == second.known(TASK)
-    first.take(TASK, new, [piece(1, 50, 0.5)], [])
-    second.take(TASK, new, [piece(1, 50, 0.25)], [])  # it has read the same, too late
+    first.take(TASK, new, [lines(1, 50, 0.5)], [])
+    second.take(TASK, new, [lines(1, 50, 0.25)], [])  # it has read the same, too late
     before = second.known(TASK)
     assert before.state.offsets == {"1/n0/0": 50}
-    first.take(TASK, before, [piece(2, 100, 0.75)], [])
-    second.take(TASK, before, [piece(3, 150, 0.75)], [])
+    first.take(TASK, before, [lines(2, 100, 0.75)], [])
+    second.take(TASK, before, [lines(3, 150, 0.75)], [])
     assert first.known(TASK) == second.known(TASK)
     assert second.known(TASK).state.offsets == {"1/n0/0": 100}
     assert list(second.series(TASK, 1, ["loss"])["loss"].steps) == [1, 2]

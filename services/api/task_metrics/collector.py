@@ -17,7 +17,7 @@ from services.api.output.owners import OutputOwners, output_owners
 from services.api.output.search import FoundFile, OutputSearch
 from services.api.store.readers import ViewReader
 from services.api.store.tables import ATTEMPTS, TASKS
-from services.api.task_metrics.metric_store import Known, MetricStore, Piece, file_key
+from services.api.task_metrics.metric_store import Known, MetricStore, NewLines, file_key
 from shared.errors import NotFound, Unavailable
 from shared.messages.node_files import ListMetrics, ReadMetrics
 from shared.tasks.specification import ENDED, TaskState
@@ -91,11 +91,11 @@ class Collector:
             try:
                 now = await self._read_views(lambda views: {task.name for task in views.page(TASKS, states=going)})
                 await asyncio.gather(*(self.refresh(name) for name in before | now))
-                for name in before - now:
-                    self._tasks.pop(name, None)
+                # Of others only somebody who asks wants to know.
+                self._tasks = {name: one for name, one in self._tasks.items() if name in now or one.reading is not None}
                 before = now
-            except Unavailable as err:
-                logger.warning("metrics of tasks are not collected: %s; again", err.detail)
+            except Exception as err:  # what goes wrong here must not end the api
+                logger.warning("metrics of tasks are not collected: %s %s; again", type(err).__name__, err)
 
     async def close(self) -> None:
         """End what is under way."""
@@ -129,12 +129,12 @@ class Collector:
         await sources.search.look(sources.owners, None)
         async with self._writing:  # of one database, which has one writer at a time
             known = await asyncio.to_thread(self.store.known, task)
-            pieces: list[Piece] = []
+            new_lines: list[NewLines] = []
             for found in sources.search.files:
-                if sum(len(piece.data) for piece in pieces) < MOST_READ_BYTES:
-                    pieces += await _pieces(task, found, known)
-            if pieces:
-                await asyncio.to_thread(self.store.take, task, known, pieces, ends)
+                if sum(len(lines.data) for lines in new_lines) < MOST_READ_BYTES:
+                    new_lines += await _new_lines(task, found, known)
+            if new_lines:
+                await asyncio.to_thread(self.store.take, task, known, new_lines, ends)
 
 
 def _ends(views: ViewReader, task: str) -> list[int]:
@@ -145,11 +145,11 @@ def _ends(views: ViewReader, task: str) -> list[int]:
     return list(itertools.accumulate(newest, max))
 
 
-async def _pieces(task: str, found: FoundFile, known: Known) -> list[Piece]:
+async def _new_lines(task: str, found: FoundFile, known: Known) -> list[NewLines]:
     """Return what is new of a file, in whole lines; of one whose source does not answer, what it has answered."""
-    file, pieces = found.file, list[Piece]()
+    file, new_lines = found.file, list[NewLines]()
     offset = known.state.offsets.get(file_key(*file.key), 0)
-    while offset < file.size_bytes and sum(len(piece.data) for piece in pieces) < MOST_READ_BYTES:
+    while offset < file.size_bytes and sum(len(lines.data) for lines in new_lines) < MOST_READ_BYTES:
         request = ReadMetrics(task=task, generation=file.generation, worker=file.worker, offset=offset)
         try:
             _, data = await found.source.ask(request)
@@ -159,5 +159,5 @@ async def _pieces(task: str, found: FoundFile, known: Known) -> list[Piece]:
         if not whole and len(data) < request.limit:
             break  # the rest of the line comes
         offset += whole or len(data)  # there is no such long line but what a script has written itself
-        pieces.append(Piece(file.generation, file.worker, data[:whole], offset))
-    return pieces
+        new_lines.append(NewLines(file.generation, file.worker, data[:whole], offset))
+    return new_lines

@@ -72,7 +72,7 @@ class Known(NamedTuple):
     state: State
 
 
-class Piece(NamedTuple):
+class NewLines(NamedTuple):
     """What was read of a file: whole lines. ``end``: the offset behind them."""
 
     generation: int
@@ -111,25 +111,25 @@ class MetricStore:
 
         return self._run(read)
 
-    def take(self, task: str, known: Known, pieces: Sequence[Piece], ends: Sequence[int]) -> None:
+    def take(self, task: str, known: Known, new_lines: Sequence[NewLines], ends: Sequence[int]) -> None:
         """Take what was read, unless somebody else has changed the task's metrics since ``known``.
 
         Args:
             task: its name.
-            known: from which on the pieces were read.
-            pieces: in the order of their generations.
+            known: the state from which on they were read.
+            new_lines: what was read, in the order of the generations.
             ends: the newest generation of each earlier submission, in their order, none lower than the one before.
         """
 
         def write(connection: Connection) -> None:
             before = self._series(connection, task)
             state, found = known.state, _submissions(known.state, before)
-            for piece in pieces:
-                number = 1 + bisect_left(ends, piece.generation)
+            for lines in new_lines:
+                number = 1 + bisect_left(ends, lines.generation)
                 submission = found.setdefault(number, Submission())
-                submission.take(piece.generation, list(read_lines(piece.data)))
+                submission.take(lines.generation, list(read_lines(lines.data)))
             thin_out(found, MOST_BYTES)
-            offsets = {file_key(piece.generation, piece.worker): piece.end for piece in pieces}
+            offsets = {file_key(lines.generation, lines.worker): lines.end for lines in new_lines}
             firsts = {number: one.firsts for number, one in found.items()}
             left_out = {number: one.left_out for number, one in found.items()}
             state = State(offsets=state.offsets | offsets, firsts=firsts, left_out=left_out)
