@@ -9,9 +9,9 @@ import pytest
 
 from services.api.submission.resumption import CHANGEABLE, resumed
 from shared.errors import InvalidInput
-from shared.tasks.specification import TaskSpec, TaskState
+from shared.tasks.specification import TaskSpec, TaskState, parse_spec
 from shared.views.documents import TaskView
-from tests.api.kit import spec
+from tests.api.kit import spec, spec_dict
 
 
 def stopped(was: TaskSpec) -> TaskView:
@@ -77,3 +77,10 @@ def test_a_task_that_has_done_all_steps_goes_on_to_write_its_result() -> None:
     assert resumed(stopped(spec(steps=40)), spec(steps=40))[1:] == ("/c40", 40)
     with pytest.raises(InvalidInput, match="steps: must be at least 40: its checkpoint is of step 40"):
         resumed(stopped(spec(steps=40)), spec(steps=39))
+
+
+def test_a_model_that_nobody_said_may_be_said_later_and_the_other_way_round() -> None:
+    given = {name: value for name, value in spec_dict(script="/a.py").items() if name != "model"}
+    known, unknown = spec(script="/a.py"), parse_spec(given)
+    for earlier, now in ((unknown, known), (known, unknown)):
+        assert resumed(stopped(earlier), now)[1:] == ("/c40", 40)
