@@ -66,6 +66,7 @@ def test_every_field_may_change_or_not() -> None:
         "steps": 90, "weight": 3.0, "workers": {"min": 2}, "checkpoint": {"every": 1}, "parallel": {"tensor": 2},
         "max_restarts": 9, "finish_timeout_s": 90, "progress_timeout_s": 60, "env": {"A": "b"},
         "secrets": {"S": "file:/s"}, "script": "/b/c.py", "arguments": ["--lr", "1"], "module": "b.c",
+        "not_healed": "model: a batch norm",
     }  # fmt: skip
     assert set(free) == set(CHANGEABLE)
     assert resumed(known, spec(**free))[1:] == ("/c40", 40)
