@@ -6,12 +6,12 @@ import functools
 import os
 import shutil
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from shared.launch.check import Check
+    from shared.launch.check import Check, Configuration
     from shared.launch.command import Launch
     from shared.launch.script import Script
 
@@ -40,30 +40,30 @@ except importlib.metadata.PackageNotFoundError:
 has_library = found("unicron.protocol.messages") and found("torch")
 if has_library:
     import unicron.protocol.messages
-print(json.dumps([has_library, core, found("megatron.training")]))
+print(json.dumps([has_library, core, found("megatron.training"), found("megatron.bridge")]))
 """
 """What a Python is asked. The library's messages need the standard library alone, of a version that they are for."""
 
 
 class Python(NamedTuple):
-    """What a Python has: the library with its torch, megatron-core (empty: none), Megatron-LM's training module."""
+    """What a Python has: the library with its torch, megatron-core (empty: none), and what trains with it."""
 
     has_library: bool = False
     core: str = ""
     has_training: bool = False
+    has_bridge: bool = False
 
 
 class Checked(NamedTuple):
     """A command line, its script, its arguments, and the verdict.
 
-    ``path``: the script's file; None: it is not here. ``values``: of Megatron-LM's arguments, by their names there.
+    ``path``: the script's file; None: it is not here.
     """
 
     launch: Launch
     script: Script
     check: Check
     path: Path | None
-    values: dict[str, Any]
 
     @property
     def name(self) -> str:
@@ -86,14 +86,36 @@ def checked(command: list[str], given: Collection[str] = ()) -> Checked:
     launch = parse_command(command)
     folders = [Path.cwd(), *(Path(part) for part in _search_path(launch).split(os.pathsep) if part)]
     script = read_script(launch.script, launch.module, folders, lambda: _installed_core(launch))
-    own = None
+    own, path = None, [*folders, *map(Path, sys.path)]
     if script.loop is Loop.MEGATRON_LM:
-        python, path = other_interpreter(launch), [*folders, *map(Path, sys.path)]
+        python = other_interpreter(launch)
         if is_here(script, path) or (python and _asked(python, _search_path(launch)).has_training):
             own = own_arguments(launch, script, os.environ, python or sys.executable)
     arguments = own or read_arguments(launch.arguments)
-    found = check(launch, script, arguments, own_parser=own is not None, given=given)
-    return Checked(launch, script, found, script.path or _program(launch.script), arguments.values)
+    configuration = _configuration(launch, script, path, given)
+    found = check(launch, script, arguments, own_parser=own is not None, given=given, configuration=configuration)
+    return Checked(launch, script, found, script.path or _program(launch.script))
+
+
+def _configuration(launch: Launch, script: Script, path: Sequence[Path], given: Collection[str]) -> Configuration:
+    """Return the configuration of a script of megatron-bridge's, if its Python has that, and the user says no fields.
+
+    That Python is the one in which a task of the script would be healed inside the step.
+    """
+    from cli.launch.own_configuration import LIMIT_S, own_configuration
+    from cli.launch.own_parser import is_here
+    from shared.launch.check import FIELDS, UNKNOWN
+    from shared.launch.script import Loop
+    from shared.tasks.secrets import secret_arguments
+
+    if script.loop is not Loop.BRIDGE or set(FIELDS) <= {*given} or any(secret_arguments(launch.arguments)):
+        return UNKNOWN
+    other = other_interpreter(launch)
+    python = other if other and _has_library(launch, other) else sys.executable
+    if not (is_here(script, path, "bridge") or _asked(python, _search_path(launch)).has_bridge):
+        return UNKNOWN
+    say(f"runs {launch.script or launch.module} up to pretrain(), to read its settings ({LIMIT_S:.0f} s at most)")
+    return own_configuration(launch, script, os.environ, python)
 
 
 def _search_path(launch: Launch) -> str:

@@ -89,7 +89,7 @@ def _read(output: str, given: Sequence[str]) -> Arguments | None:
     return Arguments(values=answer["values"], options=options, unknown=answer["unknown"])
 
 
-def is_here(script: Script, folders: Sequence[Path]) -> bool:
-    """Return whether a folder with Megatron-LM's training module is beside the script or on the path."""
+def is_here(script: Script, folders: Sequence[Path], package: str = "training") -> bool:
+    """Return whether a package of ``megatron`` is beside the script or on the path."""
     beside = [] if script.path is None else [script.path.resolve().parent]
-    return any((folder / "megatron" / "training").is_dir() for folder in (*beside, *folders))
+    return any((folder / "megatron" / package).is_dir() for folder in (*beside, *folders))

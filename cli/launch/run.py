@@ -42,7 +42,7 @@ def run(
     ],
     check: Annotated[
         bool,
-        typer.Option("--check", help="Say how the task would run and why; start nothing. Exit 3 if it is refused."),
+        typer.Option("--check", help="Say how the task would run and why; start none. Exit 3 if it is refused."),
     ] = False,
     require_healing: Annotated[
         bool, typer.Option("--require-healing", help="Refuse (exit 3) what would only be healed by whole restarts.")
@@ -82,7 +82,8 @@ def run(
     if the task was left running.
 
     --check needs neither a cluster nor a device. Where Megatron-LM's training module can be imported its own parser
-    reads the arguments, in a process of its own; elsewhere a table of its releases does.
+    reads the arguments, in a process of its own; elsewhere a table of its releases does. A script of megatron-bridge's
+    is run up to its pretrain().
     """
     from cli.launch.specification import read_base
     from cli.output import print_json, print_json_line

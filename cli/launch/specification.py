@@ -169,17 +169,12 @@ def _planned(found: Checked, *, restart: bool) -> dict[str, Any]:
         return {}
     model = {"vocabulary": USUAL_VOCABULARY, **_said(known["model"])}
     planned = {"model": model, "batch": _said(known["batch"])} | _said({"steps": known["steps"]})
-    if not restart:
-        return {**planned, "parallel": dict(known["parallel"])} | _saved(found)
-    return {} if [*_lacking(planned, found)] else planned
-
-
-def _saved(found: Checked) -> dict[str, Any]:
-    """Return how often a task is saved: as often as the user has Megatron-LM save it."""
-    every = found.values.get("save_interval")
-    if found.script.loop is not Loop.MEGATRON_LM or not found.values.get("save") or not every:
-        return {}
-    return {"checkpoint": {"every": min(every, MOST_EVERY)}}
+    if restart:
+        return {} if [*_lacking(planned, found)] else planned
+    planned["parallel"] = dict(known["parallel"])
+    if found.script.loop in (Loop.MEGATRON_LM, Loop.BRIDGE) and known["saves_every"]:
+        planned["checkpoint"] = {"every": min(known["saves_every"], MOST_EVERY)}
+    return planned
 
 
 def _said(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,12 +61,33 @@ class Check(NamedTuple):
         return Check(Verdict.RESTART, [*self.findings, finding], self.task | {"heals": "restart"})
 
 
+class Configuration(NamedTuple):
+    """What a script of megatron-bridge's gives to its ``pretrain()``: known once it has been run up to there.
+
+    ``problem``: why that is not known, as a clause about the script ("it ..."); empty: it is known. ``findings``: the
+    settings that matter to healing. ``task``: fields of a specification (none: one of them is not set).
+    """
+
+    problem: str = ""
+    findings: tuple[Finding, ...] = ()
+    task: Mapping[str, Any] = {}
+
+
+UNKNOWN = Configuration("there is no megatron-bridge here with which it could be run up to pretrain()")
+"""Of a script that was not run."""
+
 FIELDS = ("model", "batch", "steps")
 """Of a specification, what the planner needs of a task that is healed inside the step."""
 
 
 def check(
-    launch: Launch, script: Script, arguments: Arguments, *, own_parser: bool = False, given: Collection[str] = ()
+    launch: Launch,
+    script: Script,
+    arguments: Arguments,
+    *,
+    own_parser: bool = False,
+    given: Collection[str] = (),
+    configuration: Configuration = UNKNOWN,
 ) -> Check:
     """Return the verdict on a command line.
 
@@ -76,11 +97,12 @@ def check(
         arguments: its arguments, read by the table or by Megatron-LM's own parser.
         own_parser: whether it was Megatron-LM's own parser.
         given: fields of the specification that the user gives beside the command line.
+        configuration: of a script of megatron-bridge's.
     """
     found = [*_secret(launch)]
     megatron = script.loop is Loop.MEGATRON_LM
     if script.loop is Loop.BRIDGE:
-        found += _of_bridge(launch, given)
+        found += _of_bridge(launch, given, configuration)
     elif not megatron and script.loop is not Loop.LIBRARY:
         found.append(Finding("SCRIPT", launch.script or launch.module, Effect.RESTART, script.why, _ADAPT))
     if megatron and not script.core_in_range:
@@ -94,7 +116,13 @@ def check(
     effects = {finding.what for finding in found}
     verdict = next((Verdict(effect) for effect in (Effect.REFUSED, Effect.RESTART, Effect.OFF) if effect in effects),
                    Verdict.UNCHANGED)  # fmt: skip
-    return Check(verdict, found, _task(launch, script, arguments, verdict, own_parser=own_parser))
+    task = _task(launch, script, verdict)
+    if script.loop is Loop.BRIDGE:
+        task["read_by"] = "script" if not configuration.problem else "start" if not found else "table"
+        return Check(verdict, found, task | _of_fields(configuration.task))
+    task["read_by"] = "megatron" if own_parser else "table"
+    is_megatrons = megatron or "num_layers" in arguments.values
+    return Check(verdict, found, task | _planned(arguments.values) if is_megatrons else task)
 
 
 def _secret(launch: Launch) -> list[Finding]:
@@ -104,11 +132,14 @@ def _secret(launch: Launch) -> list[Finding]:
     ]
 
 
-def _of_bridge(launch: Launch, given: Collection[str]) -> list[Finding]:
-    """Return that a script of megatron-bridge has its settings in Python objects, unless the user says what they are.
+def _of_bridge(launch: Launch, given: Collection[str], configuration: Configuration) -> Sequence[Finding]:
+    """Return what matters to healing in the configuration of a script of megatron-bridge's.
 
-    Whether they can be healed is known when its ``pretrain()`` is called: a start then refuses them by name.
+    It is in Python objects. Where the script was not run, and the user says what the planner needs, a start checks it,
+    when ``pretrain()`` is called, and refuses settings by name.
     """
+    if not configuration.problem:
+        return configuration.findings
     if set(FIELDS) <= {*given}:
         return []
     # Without the arguments, one of which may be a secret.
@@ -119,8 +150,8 @@ def _of_bridge(launch: Launch, given: Collection[str]) -> list[Finding]:
             "SCRIPT",
             launch.script or launch.module,
             Effect.RESTART,
-            "megatron-bridge has model, batch and steps in Python objects, which nobody knows before the script runs",
-            f"`{how}`, which runs it up to pretrain() and writes them, or refuses a setting; then --spec task.yaml",
+            f"its model, batch and steps are in Python objects, and {configuration.problem}",
+            f"`{how}` where that runs, which writes them, or refuses a setting; then --spec task.yaml",
         )
     ]
 
@@ -139,10 +170,8 @@ def _unreadable(script: Script, arguments: Arguments) -> list[Finding]:
     return found
 
 
-def _task(
-    launch: Launch, script: Script, arguments: Arguments, verdict: Verdict, *, own_parser: bool
-) -> dict[str, Any]:
-    """Return what of a specification is known, and how."""
+def _task(launch: Launch, script: Script, verdict: Verdict) -> dict[str, Any]:
+    """Return what of a task is known beside its settings."""
     task: dict[str, Any] = {
         "script": launch.script or None,
         "module": launch.module or None,
@@ -152,19 +181,21 @@ def _task(
         "workers": launch.workers,
         "launchers": [*launch.launchers],
         "megatron_core": script.core or None,
-        "read_by": _reader(script, verdict, own_parser=own_parser),
     }
     if launch.max_restarts is not None:
         task["max_restarts"] = launch.max_restarts
-    values = arguments.values
-    return task | _planned(values) if script.loop is Loop.MEGATRON_LM or "num_layers" in values else task
+    return task
 
 
-def _reader(script: Script, verdict: Verdict, *, own_parser: bool) -> str:
-    """Return what reads a task's settings: a parser here, or the start of the task that is to be healed."""
-    if script.loop is Loop.BRIDGE and verdict is Verdict.UNCHANGED:
-        return "start"
-    return "megatron" if own_parser else "table"
+def _of_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the planner needs, of fields of a specification; nothing if there are none."""
+    if not fields:
+        return {}
+    known = {name: fields[name] for name in (*FIELDS, "parallel")}
+    return known | {
+        "least_workers": fields["workers"]["min"],
+        "saves_every": fields.get("checkpoint", {}).get("every"),
+    }
 
 
 def _planned(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,6 +225,7 @@ def _planned(values: Mapping[str, Any]) -> dict[str, Any]:
             "overlap": bool(values.get("overlap_grad_reduce", False)),
         },
         "least_workers": tensor * pipeline * context,
+        "saves_every": (values.get("save") and values.get("save_interval")) or None,
     }
 
 

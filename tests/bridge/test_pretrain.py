@@ -6,16 +6,15 @@ run, and the newest checkpoint is complete.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cli.launch.checking import checked
+from shared.launch.check import Check
 from tests.megatron_lm.courses import ROOT, differing, parameters, through_a_fault, torchrun
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import Agent, agent
@@ -114,31 +113,30 @@ def test_each_goes_on_from_a_checkpoint_of_the_other(modes: tuple[str, str], tmp
     assert differing(run("stock", tmp_path / "whole", 1, ""), went_on) == []
 
 
-def test_the_fields_of_a_specification_are_those_of_the_configuration(tmp_path: Path) -> None:
-    """The script ends at its ``pretrain()``; a setting that is refused is named, and writes nothing."""
-    program = (
-        "import runpy, sys; from tests.bridge.program import apply; apply(); sys.argv[0] = 'unicron.bridge'; "
-        "runpy.run_module('unicron.bridge', run_name='__main__')"
-    )
-    path = os.pathsep.join(filter(None, (str(ROOT), FOLDER, os.environ.get("PYTHONPATH"))))
+def test_a_run_reads_the_settings_from_the_script_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own, which ends at ``pretrain()``; ``sitecustomize`` makes that one run without CUDA."""
+    asked = "import sys\nif '--settings' in sys.orig_argv:\n    from tests.bridge.program import apply\n    apply()\n"
+    (tmp_path / "sitecustomize.py").write_text(asked)
+    monkeypatch.chdir(tmp_path)
+    path = (str(tmp_path), str(ROOT), FOLDER, os.environ.get("PYTHONPATH"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
 
-    def fields(name: str, *settings: str) -> subprocess.CompletedProcess[str]:
-        script = str(ROOT / "tests/bridge/script.py")
-        return subprocess.run(
-            [sys.executable, "-c", program, "--fields", name, script, *settings],
-            cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=280,
-            check=False,
-        )  # fmt: skip
+    def check(*given: str) -> Check:
+        command = ["torchrun", "--nproc-per-node", "4", str(ROOT / "tests/bridge/script.py"), *given]
+        return checked(command).check
 
-    done = fields(
-        "task.yaml", "model.tensor_model_parallel_size=2", "checkpoint.save_interval=2", 'checkpoint.save="a"'
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads((tmp_path / "task.yaml").read_text())
-    assert found["model"] == {"layers": 2, "hidden": 32, "heads": 2, "sequence_length": 32, "vocabulary": 64}
-    assert (found["batch"], found["steps"], found["checkpoint"]) == ({"global": 12, "micro": 1}, STEPS, {"every": 2})
-    assert (found["parallel"]["tensor"], found["workers"]) == (2, {"min": 2})
-    refused = fields("other.yaml", "train.iterations_to_skip=[2]")
-    assert "NotHealed: train.iterations_to_skip: [2] is not healed inside the step" in refused.stderr
-    assert refused.returncode == 1
-    assert not (tmp_path / "other.yaml").exists()
+    saves = ("model.tensor_model_parallel_size=2", "checkpoint.save_interval=2", 'checkpoint.save="a"')
+    found = check(*saves)
+    assert (found.verdict, found.findings, found.task["read_by"]) == ("unchanged", [], "script")
+    assert found.task["model"] == {"layers": 2, "hidden": 32, "heads": 2, "sequence_length": 32, "vocabulary": 64}
+    assert (found.task["batch"], found.task["steps"]) == ({"global": 12, "micro": 1}, STEPS)
+    assert (found.task["parallel"]["tensor"], found.task["least_workers"], found.task["saves_every"]) == (2, 2, 2)
+    assert not (tmp_path / "a").exists()
+    refused = check(*saves, "train.iterations_to_skip=[2]", "checkpoint.async_save=true")
+    assert refused.verdict == "restart"
+    assert {one.argument: one.what for one in refused.findings} == {
+        "train.iterations_to_skip": "restart",
+        "checkpoint.async_save": "speed-off",
+    }
+    (one,) = check("train.no.such=1").findings
+    assert "and it ends with AttributeError: 'TrainingConfig' object has no attribute 'no' before pretrain()" in one.why

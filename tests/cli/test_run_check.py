@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cli.launch import own_configuration
 from cli.main import main
 from shared.launch import settings
 from shared.launch.arguments import read_arguments, table
@@ -299,6 +300,79 @@ def test_megatron_bridge_has_its_settings_in_objects_and_a_file_says_what_the_pl
     )
     (folder / "task.yaml").write_text("weight: 2\n")
     assert call("--check", "--require-healing", "--spec", "task.yaml", "--", "recipe.py").code == 3
+
+
+FIELDS = {
+    "model": {"layers": 2, "hidden": 32, "heads": 2, "sequence_length": 32, "vocabulary": 64},
+    "batch": {"global": 12, "micro": 1}, "steps": 20, "parallel": {"tensor": 2}, "workers": {"min": 2},
+    "checkpoint": {"every": 5},
+}  # fmt: skip
+
+
+def write_python(folder: Path, asked: str) -> Path:
+    """Write a Python that has the library and megatron-bridge, and what it does as it is asked for settings ($5)."""
+    python = folder / "python"
+    rendezvous = '[ -z "$MASTER_ADDR$WORLD_SIZE$RANK" ] || exit 1'
+    python.write_text(
+        f"#!/bin/sh\nif [ $4 = --settings ]; then {rendezvous}\n{asked}\nelse echo '[true, \"\", false, true]'; fi\n"
+    )
+    python.chmod(0o755)
+    return python
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process has not ended; whoever adopts it may not have taken its end."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_script_of_megatron_bridge_says_its_settings_where_it_can_be_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is run without what processes find each other by; ``unicron.bridge`` does the rest (tests/bridge)."""
+    (folder / "recipe.py").write_text("from megatron.bridge.training.pretrain import pretrain\n")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    setting = {"argument": "checkpoint.async_save", "value": True, "why": "it is.", "instead": "nothing"}
+    answers = {what: {"task": FIELDS, "settings": [setting | {"what": what}]} for what in ("speed-off", "restart")}
+    answers["unchanged"] = {"task": FIELDS, "settings": []}
+    command = f"torchrun --nproc-per-node 2 {folder}/recipe.py --lr 1"
+    for what, answer in answers.items():
+        python = write_python(
+            folder, f"echo '{json.dumps(answer)}' > $5; [ \"$6 $7 $8\" = '{folder}/recipe.py --lr 1' ]"
+        )
+        found = verdict(f"WORLD_SIZE=2 {python} -m torch.distributed.run {command.removeprefix('torchrun ')}")
+        assert (found["verdict"], found["task"]["read_by"], found["task"]["steps"]) == (what, "script", 20)
+        assert found["settings"] == answer["settings"]
+        assert (found["task"]["least_workers"], found["task"]["saves_every"]) == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (
+            'echo \'{"problem": "it ends with KeyError before pretrain()"}\' > $5',
+            "it ends with KeyError before pretrain()",
+        ),
+        ("echo 'No module named x'; exit 3", "it ends with 3 before pretrain(): No module named x"),
+        ("echo '{\"settings\": [{}]}' > $5", "it ends with 0 before pretrain(): it prints nothing"),
+        ("sleep 600 & echo $! > $5.pid; wait", "it has not come to pretrain() within 0 s"),
+    ],
+)
+def test_a_script_that_does_not_come_to_its_pretrain_restarts_whole(
+    asked: str, why: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "recipe.py").write_text("from megatron.bridge.training.pretrain import pretrain\n")
+    monkeypatch.setattr(own_configuration, "LIMIT_S", 0.4 if "sleep" in asked else 60.0)
+    children = folder / "children"
+    found = verdict(f"{write_python(folder, asked.replace('$5.pid', str(children)))} recipe.py")
+    assert (found["verdict"], found["task"]["read_by"]) == ("restart", "table")
+    assert found["settings"][0]["why"].endswith(f", and {why}")
+    assert "unicron.bridge --fields" in found["settings"][0]["instead"]
+    if children.exists():
+        while is_running(int(children.read_text())):
+            pass
 
 
 def test_megatrons_own_parser_reads_the_arguments(folder: Path) -> None:

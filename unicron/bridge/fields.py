@@ -1,14 +1,16 @@
-"""What the planner needs of a script of megatron-bridge's, which only its own configuration says.
+"""What the planner needs of a script of megatron-bridge's, and how it would be healed: only its configuration says it.
 
-    python -m unicron.bridge --fields task.yaml train.py ...
+    python -m unicron.bridge --fields task.yaml train.py ...        # for a person
+    python -m unicron.bridge --settings answer.json train.py ...    # for ``unicron run``
 
-runs the script up to its ``pretrain()``, where it ends.
+run the script up to its ``pretrain()``, where it ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +20,47 @@ USUAL_VOCABULARY = 50_257
 """Tokens where a configuration leaves their number to a tokenizer: GPT-2's. Only the planner's estimates use it."""
 
 
-def writing(path: Path) -> Callable[..., None]:
-    """Return what takes the place of ``pretrain()``: it writes the fields of a specification, and ends the process.
+def writing(path: Path, *, findings: bool = False) -> Callable[..., None]:
+    """Return what takes the place of ``pretrain()``: it writes a file and ends the process.
 
-    It raises ``InvalidSpec`` where a setting is refused.
+    Args:
+        path: of the file, which has the fields of a specification.
+        findings: whether it has the settings that matter to healing (``settings``) beside these fields (``task``, null
+            where a setting is missing); else ``InvalidSpec`` is raised where a setting is refused.
     """
 
-    def write(config: Any, *args: Any, **kwargs: Any) -> None:
+    def write(config: Any, forward_step_func: Any = None, callbacks: Any = None) -> None:
         from megatron.bridge.training.config import runtime_config_update
 
         runtime_config_update(config)
-        settings.prepare(config)
-        path.write_text(json.dumps(fields(config), indent=2) + "\n")  # JSON is YAML
+        if findings:
+            found = [one.document() for one in settings.findings(config, callbacks)]
+            written: dict[str, Any] = {
+                "task": fields(config) if config.train.global_batch_size else None,
+                "settings": found,
+            }
+        else:
+            settings.prepare(config, callbacks)
+            written = fields(config)
+        path.write_text(json.dumps(written, indent=2) + "\n")  # JSON is YAML
         raise SystemExit(0)
 
     return write
+
+
+@contextlib.contextmanager
+def answering(path: Path) -> Iterator[None]:
+    """Have a script run inside; write why it has not come to its ``pretrain()``, if it has not (``problem``)."""
+    problem = "it ends without calling pretrain()"
+    try:
+        yield
+    except BaseException as err:
+        text = str(err).partition("\n")[0]
+        problem = f"it ends with {type(err).__name__}{text and ': '}{text} before pretrain()"
+        raise
+    finally:
+        if not path.exists():
+            path.write_text(json.dumps({"problem": problem}) + "\n")
 
 
 def fields(config: Any) -> dict[str, Any]:

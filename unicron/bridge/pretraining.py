@@ -18,7 +18,6 @@ import torch.distributed as dist
 from unicron.bridge import settings
 from unicron.bridge.loading import Loading
 from unicron.bridge.publication import Publication
-from unicron.errors import NotHealed
 from unicron.megatron.construction import without_collectives
 from unicron.megatron.model import model_chunks
 from unicron.megatron_lm.exits import Exits
@@ -50,12 +49,8 @@ class Pretraining(HealedTraining):
         self._setup: Any = setup
         self._initialize: Any = initialize
         self._checkpointing: Any = checkpointing
-        if callbacks:
-            raise NotHealed("pretrain(callbacks=...): what a callback keeps is no part of the state; leave them out")
-        if dist.is_initialized():
-            raise NotHealed("torch.distributed: is initialised before pretrain(), and the library makes the groups")
         configs.runtime_config_update(config)
-        settings.prepare(config)
+        settings.prepare(config, callbacks)
         plan = settings.plan(config)
         super().__init__(plan, settings.batch_sizes(config), Exits(config.train, plan.steps))
         self._forward_step, self._config, self._provider = forward_step_func, config, config.model

@@ -8,31 +8,35 @@ every model; here is what the rest of a configuration says. It lives in Python o
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import torch.distributed as dist
 
 from unicron.errors import InvalidSpec, NotHealed
 from unicron.megatron import supported
 from unicron.megatron_lm.samples import BatchSizes
 from unicron.megatron_lm.settings import Plan, Refused, say
 
-_WHOLE = "set checkpoint.save and checkpoint.load, and submit the task with `loop: restart`, which restarts whole"
+_WHOLE = "give checkpoint.save and checkpoint.load one folder; a task with `loop: restart` restarts whole from there"
 _BUILT = "a model is built without waiting for other ranks"
 _GROUPS = "the library makes the groups"
 _PARTS = "its ranks each have a part that cannot be named"
+_LEFT = "leave it out"
 
 REFUSED = (
     Refused("dataset.dataloader_type", ("single", "cyclic"), "samples are then dealt by position or by length", _WHOLE),
-    Refused("dataset.data_sharding", (True,), "the samples of a micro-batch then depend on the rank", "leave it out"),
-    Refused("train.iterations_to_skip", (None, [], ()), "every step is trained", "leave it out"),
+    Refused("dataset.data_sharding", (True,), "the samples of a micro-batch then depend on the rank", _LEFT),
+    Refused("train.iterations_to_skip", (None, [], ()), "every step is trained", _LEFT),
     Refused("train.skip_train", (False,), "there is no step", _WHOLE),
-    Refused("train.decrease_batch_size_if_needed", (False,), "the batch is the task's in any layout", "leave it out"),
+    Refused("train.decrease_batch_size_if_needed", (False,), "the batch is the task's in any layout", _LEFT),
     Refused("optimizer.optimizer", ("adam", "sgd"), "no test moves the state of this optimizer", "use adam"),
     Refused("dist.use_megatron_fsdp", (False,), _PARTS, "use ddp.use_distributed_optimizer"),
     Refused("dist.use_torch_fsdp2", (False,), _PARTS, "use ddp.use_distributed_optimizer"),
-    Refused("dist.use_decentralized_pg", (False,), _GROUPS, "leave it out"),
-    Refused("dist.lazy_init", (False,), _GROUPS, "leave it out"),
-    Refused("dist.use_tp_pp_dp_mapping", (False,), _GROUPS, "leave it out"),
-    Refused("rng.data_parallel_random_init", (False,), "replicas would begin with other parameters", "leave it out"),
+    Refused("dist.use_decentralized_pg", (False,), _GROUPS, _LEFT),
+    Refused("dist.lazy_init", (False,), _GROUPS, _LEFT),
+    Refused("dist.use_tp_pp_dp_mapping", (False,), _GROUPS, _LEFT),
+    Refused("rng.data_parallel_random_init", (False,), "replicas would begin with other parameters", _LEFT),
     Refused("peft", (None,), f"it loads the base model as the model is built; {_BUILT}", _WHOLE),
     Refused("model.restore_modelopt_state", (False,), f"it is loaded as the model is built; {_BUILT}", _WHOLE),
     Refused("model.qk_clip", (False,), "it changes weights behind the update, which the library does not know of"),
@@ -80,66 +84,114 @@ _DEFAULTS = ("dist.use_gloo_process_groups",)
 """What is on where nobody has written it."""
 
 
-def prepare(config: Any) -> None:
-    """Refuse what cannot be healed, or would train wrongly; switch off what only concerns comfort.
+_PARTS_OF = {"DistributedDataParallelConfig": "ddp", "OptimizerConfig": "optimizer", "TransformerConfig": "model"}
+"""A class of Megatron's -> the part of a configuration that is one."""
+
+
+class Finding(NamedTuple):
+    """A setting that matters to healing."""
+
+    name: str
+    value: Any
+    what: Literal["speed-off", "restart", "refused"]
+    """It is switched off; or a step is not healed with it; or a restart would train wrongly with it, too."""
+    why: str
+    instead: str
+
+    def __str__(self) -> str:
+        """Return what is said of a setting with which a step is not healed."""
+        return f"{self.name}: {_text(self.value)} is not healed inside the step: {self.why}; {self.instead}"
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        is_plain = isinstance(self.value, str | int | float | None)
+        value = self.value if is_plain else _text(self.value)
+        return {"argument": self.name, "value": value, "what": self.what, "why": self.why, "instead": self.instead}
+
+
+def prepare(config: Any, callbacks: Any = None) -> None:
+    """Refuse what cannot be healed, or would train wrongly; switch off what only concerns comfort, and say so.
 
     Args:
         config: megatron-bridge's ``ConfigContainer``.
+        callbacks: of ``pretrain()``.
 
     Raises:
         NotHealed: a setting is not healed; the message names it, why, and what to write instead.
         InvalidSpec: a setting would train wrongly.
     """
-    check(config)
-    switch_off(config)
+    for found in findings(config, callbacks):
+        if found.what == "restart":
+            raise NotHealed(str(found))
+        if found.what == "refused":
+            raise InvalidSpec(str(found))
+        say(f"unicron: {found.name} is off: {found.why}")
+
+
+def findings(config: Any, callbacks: Any = None) -> Iterator[Finding]:
+    """Yield the settings that matter to healing; those that only concern comfort are switched off meanwhile.
+
+    Args:
+        config: megatron-bridge's ``ConfigContainer``.
+        callbacks: of ``pretrain()``.
+    """
+    if callbacks:
+        yield Finding("pretrain(callbacks=...)", callbacks, "restart", "what they keep is no part of the state", _LEFT)
+    if dist.is_initialized():
+        yield Finding("torch.distributed", "initialised before pretrain()", "restart", _GROUPS, _LEFT)
+    yield from refused(config)
+    yield from switched_off(config)
     for problem in supported.configured(config.model, config.ddp, config.optimizer):
-        raise NotHealed(f"{problem}; {_WHOLE}")
+        name, _, why = problem.partition(": ")
+        owner, _, setting = name.partition(".")
+        path = f"{_PARTS_OF[owner]}.{setting}"
+        yield Finding(path, _value(config, path, None), "restart", why, _WHOLE)
 
 
-def check(config: Any) -> None:
-    """Refuse what of a configuration is neither of a model nor of its optimizer.
-
-    Args:
-        config: megatron-bridge's ``ConfigContainer``.
-
-    Raises:
-        NotHealed: a setting is not healed; the message names it, why, and what to write instead.
-        InvalidSpec: a setting would train wrongly.
-    """
-    for refused in REFUSED:
-        value = _value(config, refused.name, refused.allowed[0])
-        if value not in refused.allowed:
-            raise NotHealed(
-                f"{refused.name}: {_text(value)} is not healed inside the step: {refused.reason}; {refused.instead}"
-            )
-    train, checkpoint = config.train, config.checkpoint
-    if not train.global_batch_size:
-        raise NotHealed(
-            "train.global_batch_size: is needed, since megatron-bridge's default depends on the number of ranks"
-        )
-    if batch_sizes(config).divisor % train.micro_batch_size:
-        raise InvalidSpec("train.global_batch_size: every batch must be a multiple of train.micro_batch_size")
+def refused(config: Any) -> Iterator[Finding]:
+    """Yield what of a configuration is refused, of those settings that are neither of a model nor of its optimizer."""
+    for one in REFUSED:
+        value = _value(config, one.name, one.allowed[0])
+        if value not in one.allowed:
+            yield Finding(one.name, value, "restart", one.reason, one.instead)
+    yield from _refused_batches(config.train)
+    checkpoint = config.checkpoint
     if checkpoint.load and checkpoint.load == checkpoint.save and (checkpoint.finetune or not checkpoint.load_optim):
-        raise InvalidSpec(
-            f"checkpoint.{'finetune' if checkpoint.finetune else 'load_optim'}: checkpoint.load is checkpoint.save, so "
-            "a task would read its own checkpoint like that after faults; use checkpoint.pretrained_checkpoint"
-        )
+        name = "finetune" if checkpoint.finetune else "load_optim"
+        why = "checkpoint.load is checkpoint.save, so a task would read its own checkpoint like that after faults"
+        instead = "use checkpoint.pretrained_checkpoint"
+        yield Finding(f"checkpoint.{name}", getattr(checkpoint, name), "refused", why, instead)
     for name in ("pre_wrap_hook", "post_wrap_hook"):
-        if getattr(config.model, name, None) is not None:
-            raise NotHealed(
-                f"model.{name}: a hook (which loads weights of Hugging Face, for example) is not called: {_BUILT}; "
-                "convert the weights to a checkpoint and name it in checkpoint.pretrained_checkpoint"
-            )
+        if (hook := getattr(config.model, name, None)) is not None:
+            why = f"a hook (which loads weights of Hugging Face, for example) is not called: {_BUILT}"
+            instead = "convert the weights to a checkpoint and name it in checkpoint.pretrained_checkpoint"
+            yield Finding(f"model.{name}", hook, "restart", why, instead)
 
 
-def switch_off(config: Any) -> None:
-    """Give the settings that only concern comfort the value with which a step can be healed, and say so."""
+def _refused_batches(train: Any) -> Iterator[Finding]:
+    """Yield what is refused of the sizes of batches."""
+    name, batch, ramp = "train.global_batch_size", train.global_batch_size, train.rampup_batch_size
+    if not batch:
+        yield Finding(name, batch, "restart", "megatron-bridge's default depends on the number of ranks", "give it")
+        return
+    try:
+        divisor = BatchSizes(batch, ramp).divisor
+    except InvalidSpec as err:
+        yield Finding("train.rampup_batch_size", ramp, "refused", str(err).partition(": ")[2], _LEFT)
+    else:
+        if divisor % train.micro_batch_size:
+            why = "some batch is no multiple of train.micro_batch_size"
+            yield Finding(name, batch, "refused", why, "give a multiple, also for the growth of a batch")
+
+
+def switched_off(config: Any) -> Iterator[Finding]:
+    """Give the settings that only concern comfort the value with which a step can be healed; yield what was set."""
     for path, value, reason in OFF:
         if (given := _value(config, path, value)) != value:
             *above, name = path.split(".")
             setattr(_value(config, ".".join(above), None) if above else config, name, value)
             if path not in _DEFAULTS and not (given is False or given == "None"):
-                say(f"unicron: {path} is off: {reason}")
+                yield Finding(path, given, "speed-off", reason, "nothing: what is trained does not depend on it")
 
 
 def batch_sizes(config: Any) -> BatchSizes:
