@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from cli.launch.checking import checked
 from shared.launch.check import Check
+from tests.megatron_lm import program
 from tests.megatron_lm.courses import ROOT, differing, parameters, through_a_fault, torchrun
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import Agent, agent
@@ -50,10 +53,12 @@ PLACES = {"forward:9": 1, "reduce:1": 0, "update:2": 1, "evaluate:3": 2, "save:1
 """Where a process is killed, for the how manieth time that it comes there; and the updates applied before."""
 
 
-def run(mode: str, folder: Path, ranks: int, settings: str) -> dict[str, Any]:
+def run(
+    mode: str, folder: Path, ranks: int, settings: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
     """Run the script under torchrun; return the parameters at its end."""
-    program = [str(ROOT / "tests/bridge/program.py"), mode, str(folder), *settings.split()]
-    return torchrun(folder, ranks, program, FOLDER)
+    asked = [str(ROOT / "tests/bridge/program.py"), mode, str(folder), *settings.split()]
+    return torchrun(folder, ranks, asked, FOLDER, environment)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -111,6 +116,15 @@ def test_each_goes_on_from_a_checkpoint_of_the_other(modes: tuple[str, str], tmp
     assert (tmp_path / "saved" / "latest_checkpointed_iteration.txt").read_text() == "2"
     went_on = run(modes[1], tmp_path / "second", 1, f'checkpoint.load="{tmp_path}/saved"')
     assert differing(run("stock", tmp_path / "whole", 1, ""), went_on) == []
+
+
+def test_a_signal_leaves_a_checkpoint_from_which_stock_goes_on(tmp_path: Path) -> None:
+    """Behind the second step, in which the second rank gets it. Stock 0.3.1 never puts its own handler in place."""
+    saves = f'checkpoint.save="{tmp_path}/saved" train.exit_signal_handler=true'
+    run("unicron", tmp_path / "first", 2, saves, {program.FAULT: "1:forward:9", program.SIGNAL: "SIGTERM"})
+    assert (tmp_path / "saved" / "latest_checkpointed_iteration.txt").read_text() == "2"
+    went_on = run("stock", tmp_path / "second", 2, f'checkpoint.load="{tmp_path}/saved"')
+    assert differing(run("stock", tmp_path / "whole", 2, ""), went_on) == []
 
 
 def test_a_run_reads_the_settings_from_the_script_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,10 +89,13 @@ def test_a_task_does_not_read_its_own_checkpoint_as_a_beginning(name: str, value
 
 
 def test_what_only_concerns_speed_is_off_and_said(capfd: pytest.CaptureFixture[str]) -> None:
-    config = configuration(model__tp_comm_overlap=True, checkpoint__async_save=True, ft=object())
+    config = configuration(
+        model__tp_comm_overlap=True, checkpoint__async_save=True, ft=object(), train__exit_signal_handler=True
+    )
     settings.prepare(config)
     assert (config.model.tp_comm_overlap, config.checkpoint.async_save, config.ft) == (False, False, None)
     assert not config.dist.use_gloo_process_groups
+    assert config.train.exit_signal_handler
     said = capfd.readouterr().err
     assert [line.split()[1] for line in said.splitlines()] == ["model.tp_comm_overlap", "checkpoint.async_save", "ft"]
 

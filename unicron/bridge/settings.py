@@ -66,7 +66,6 @@ OFF = (
     ("checkpoint.async_save", False, "a process that writes on would outlive the attempt that began it"),
     ("checkpoint.non_persistent_save_interval", None, "the library keeps copies in memory"),
     ("checkpoint.non_persistent_ckpt_type", None, "the library keeps copies in memory"),
-    ("train.exit_signal_handler", False, "a task is stopped by its services"),
     ("train.check_weight_hash_across_dp_replicas_interval", None, "the library compares parameters itself"),
     ("logger.wandb_project", None, _ONE_RANK),
     ("logger.mlflow_experiment", None, _ONE_RANK),
