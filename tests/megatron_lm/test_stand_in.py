@@ -27,7 +27,6 @@ from unicron.protocol.messages import Finished, Stop, Stopped
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = Path(__file__).with_name("stand_in")
-MODES = ("stock", "unicron")
 OVERLAPS = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
 VERSION = "0.16.1"
 """The release whose seams it has."""
@@ -108,22 +107,28 @@ async def test_a_process_that_is_lost_changes_nothing(at: str, extra: str, tmp_p
     assert (tmp_path / "faulty" / TRACKER).read_text() == str(STEPS)
 
 
-PROGRAM = f"""
-import runpy, sys
+PROGRAM = """
+import importlib, os, runpy, sys
 from unicron.megatron import cpu
 cpu.enable()
-mode, *sys.argv = sys.argv[1:]
-if mode == "unicron":
-    from unicron.megatron_lm import run_script
-    run_script(sys.argv[0], sys.argv[1:])
-else:
-    sys.path.insert(0, {str(STAND_IN)!r})
+adapter, *sys.argv = sys.argv[1:]
+if adapter == "stock":
+    sys.path.insert(0, os.path.dirname(sys.argv[0]))
     runpy.run_path(sys.argv[0], run_name="__main__")
+else:
+    importlib.import_module(adapter).run_script(sys.argv[0], sys.argv[1:])
 """
 
 
-def alone(mode: str, folder: Path, extra: str) -> dict[str, Any]:
-    """Run the script under torchrun on two ranks, as it is or with the adapter; return what it has saved at its end."""
+def alone(adapter: str, folder: Path, script: Path, arguments: list[str]) -> dict[str, Any]:
+    """Run a script under torchrun on two ranks; return what it has saved at its end, in a folder ``saved`` there.
+
+    Args:
+        adapter: the package that runs it; ``stock``: it is run as it is.
+        folder: is made.
+        script: its file.
+        arguments: its own.
+    """
     folder.mkdir()
     program = folder / "program.py"
     program.write_text(PROGRAM)
@@ -131,7 +136,7 @@ def alone(mode: str, folder: Path, extra: str) -> dict[str, Any]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
-    command = [str(program), mode, str(STAND_IN / "pretrain_gpt.py"), *given(folder / "saved", extra)]
+    command = [str(program), adapter, str(script), *arguments]
     with (folder / "output").open("w") as output:
         subprocess.run(
             [sys.executable, *torchrun, *command],
@@ -149,10 +154,23 @@ def alone(mode: str, folder: Path, extra: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", ["", OVERLAPS])
 def test_without_the_adapter_it_trains_to_the_same_parameters(extra: str, tmp_path: Path) -> None:
-    stock, ours = (alone(mode, tmp_path / mode, extra) for mode in MODES)
+    stock, ours = (
+        alone(mode, tmp_path / mode, STAND_IN / "pretrain_gpt.py", given(tmp_path / mode / "saved", extra))
+        for mode in ("stock", "unicron.megatron_lm")
+    )
     assert stock["consumed"] == ours["consumed"]
-    for one, other in zip(stock["model"], ours["model"], strict=True):
-        assert [name for name in one if isinstance(one[name], torch.Tensor) and not one[name].equal(other[name])] == []
+    assert differing_chunks(stock, ours) == []
+
+
+def differing_chunks(stock: dict[str, Any], ours: dict[str, Any]) -> list[str]:
+    """Return the names of the parameters of two checkpoints that are not the same to the last bit."""
+    chunks = zip(stock["model"], ours["model"], strict=True)
+    return [
+        name
+        for one, other in chunks
+        for name in one
+        if isinstance(one[name], torch.Tensor) and not one[name].equal(other[name])
+    ]
 
 
 @pytest.mark.slow
@@ -160,10 +178,19 @@ def test_without_the_adapter_it_trains_to_the_same_parameters(extra: str, tmp_pa
 async def test_a_signal_or_a_stop_leaves_a_checkpoint_of_the_scripts_own(
     asks: str, tmp_path: Path, spec_file: SpecFile
 ) -> None:
-    """The rank waits in the third step, and comes to know of it in that step or in the next one."""
     saved = tmp_path / "saved"
-    async with agent(tmp_path / "run") as a:
-        spec = task(spec_file, saved, "--exit-signal-handler --save-interval 100")
+    spec = task(spec_file, saved, "--exit-signal-handler --save-interval 100")
+    step = await step_of_an_asked_end(tmp_path / "run", spec, asks)
+    assert (saved / TRACKER).read_text() == str(step)
+    assert torch.load(saved / f"iter_{step:07d}" / "model.pt")["iteration"] < STEPS
+
+
+async def step_of_an_asked_end(folder: Path, spec: Path, asks: str) -> int:
+    """Train on two workers, of which the first gets a signal, or both are to stop; return the last step.
+
+    The rank waits in the third step, and comes to know of it in that step or in the next one.
+    """
+    async with agent(folder) as a:
         await begin(a, spec, ["w0", "w1"], "0:3:0:hang")
         await a.stopped("w0")
         if asks == "stop":
@@ -173,7 +200,6 @@ async def test_a_signal_or_a_stop_leaves_a_checkpoint_of_the_scripts_own(
         a.kill("w0", signal.SIGCONT)
         await a.until(lambda: {"w0", "w1"} <= set(a.exits))
         assert [a.exits[worker][1] for worker in ("w0", "w1")] == [0, 0]
-        steps = {one.step for one in a.of(Stopped if asks == "stop" else Finished)}
-    assert steps in ({3}, {4})
-    assert {int((saved / TRACKER).read_text())} == steps
-    assert torch.load(saved / f"iter_{steps.pop():07d}" / "model.pt")["iteration"] < STEPS
+        (step,) = {int(one.step) for one in a.of(Stopped if asks == "stop" else Finished)}
+    assert step in {3, 4}
+    return step
