@@ -98,22 +98,24 @@ def checked(command: list[str], given: Collection[str] = ()) -> Checked:
 
 
 def _configuration(launch: Launch, script: Script, path: Sequence[Path], given: Collection[str]) -> Configuration:
-    """Return the configuration of a script of megatron-bridge's, if its Python has that, and the user says no fields.
-
-    That Python is the one in which a task of the script would be healed inside the step.
-    """
+    """Return the configuration of a script of megatron-bridge's, if that is there, and the user says no fields."""
     from cli.launch.own_configuration import LIMIT_S, own_configuration
     from cli.launch.own_parser import is_here
-    from shared.launch.check import FIELDS, UNKNOWN
+    from shared.launch.check import FIELDS, UNKNOWN, Configuration
     from shared.launch.script import Loop
     from shared.tasks.secrets import secret_arguments
 
     if script.loop is not Loop.BRIDGE or set(FIELDS) <= {*given} or any(secret_arguments(launch.arguments)):
         return UNKNOWN
-    other = other_interpreter(launch)
-    python = other if other and _has_library(launch, other) else sys.executable
-    if not (is_here(script, path, "bridge") or _asked(python, _search_path(launch)).has_bridge):
+    python, there = other_interpreter(launch), Python()
+    if python:
+        there = _asked(python, _search_path(launch))
+    if not any(there):  # then a task that is healed inside the step runs in the Python of the node agents
+        python, there = sys.executable, _asked(sys.executable, _search_path(launch))
+    if not (there.has_bridge or is_here(script, path, "bridge")):
         return UNKNOWN
+    if not there.has_library:
+        return Configuration(f"{python} has no library (`{python} -m pip install unicron`)")
     say(f"runs {launch.script or launch.module} up to pretrain(), to read its settings ({LIMIT_S:.0f} s at most)")
     return own_configuration(launch, script, os.environ, python)
 

@@ -309,13 +309,12 @@ FIELDS = {
 }  # fmt: skip
 
 
-def write_python(folder: Path, asked: str) -> Path:
-    """Write a Python that has the library and megatron-bridge, and what it does as it is asked for settings ($5)."""
+def write_python(folder: Path, asked: str, has_library: str = "true") -> Path:
+    """Write a Python that has megatron-bridge, with what it does as it is asked for settings ($5)."""
     python = folder / "python"
     rendezvous = '[ -z "$MASTER_ADDR$WORLD_SIZE$RANK" ] || exit 1'
-    python.write_text(
-        f"#!/bin/sh\nif [ $4 = --settings ]; then {rendezvous}\n{asked}\nelse echo '[true, \"\", false, true]'; fi\n"
-    )
+    has = f"echo '[{has_library}, \"\", false, true]'"
+    python.write_text(f"#!/bin/sh\nif [ $4 = --settings ]; then {rendezvous}\n{asked}\nelse {has}; fi\n")
     python.chmod(0o755)
     return python
 
@@ -346,6 +345,14 @@ def test_a_script_of_megatron_bridge_says_its_settings_where_it_can_be_run(
         assert (found["verdict"], found["task"]["read_by"], found["task"]["steps"]) == (what, "script", 20)
         assert found["settings"] == answer["settings"]
         assert (found["task"]["least_workers"], found["task"]["saves_every"]) == (2, 5)
+
+
+def test_a_python_of_megatron_bridge_without_the_library_is_named(folder: Path) -> None:
+    (folder / "recipe.py").write_text("from megatron.bridge.training.pretrain import pretrain\n")
+    python = write_python(folder, "exit 1", has_library="false")
+    found = verdict(f"{python} recipe.py")
+    assert found["verdict"] == "restart"
+    assert f"{python} has no library (`{python} -m pip install unicron`)" in found["settings"][0]["why"]
 
 
 @pytest.mark.parametrize(
