@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from shared.launch.check import Configuration
 from shared.launch.command import Launch
 from shared.launch.script import Script
 from shared.launch.settings import Effect, Finding
+from shared.machine.process import die_with_parent
 
 LIMIT_S = 300.0
 """Longest wait for a script to call ``pretrain()``. megatron-bridge takes half a minute to be imported from a slow file
@@ -68,6 +70,7 @@ def _run(command: list[str], environment: Mapping[str, str], output: Path) -> st
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
+                preexec_fn=functools.partial(die_with_parent, signal.SIGKILL, os.getpid()),
             )
         except OSError as err:
             return f"{command[0]} does not start: {err.strerror}"
