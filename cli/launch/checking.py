@@ -99,7 +99,7 @@ def checked(command: list[str], given: Collection[str] = ()) -> Checked:
 
 def _configuration(launch: Launch, script: Script, path: Sequence[Path], given: Collection[str]) -> Configuration:
     """Return the configuration of a script of megatron-bridge's, if that is there, and the user says no fields."""
-    from cli.launch.own_configuration import LIMIT_S, own_configuration
+    from cli.launch.own_configuration import LIMIT_S, names_pretrain, own_configuration
     from cli.launch.own_parser import is_here
     from shared.launch.check import FIELDS, UNKNOWN, Configuration
     from shared.launch.script import Loop
@@ -107,6 +107,8 @@ def _configuration(launch: Launch, script: Script, path: Sequence[Path], given: 
 
     if script.loop is not Loop.BRIDGE or set(FIELDS) <= {*given} or any(secret_arguments(launch.arguments)):
         return UNKNOWN
+    if not names_pretrain(script):
+        return Configuration("it names no pretrain()")
     python, there = other_interpreter(launch), Python()
     if python:
         there = _asked(python, _search_path(launch))

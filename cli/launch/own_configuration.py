@@ -30,6 +30,11 @@ _RENDEZVOUS = re.compile(r"(MASTER_(ADDR|PORT)|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD
 _ENTRY = re.compile(r"\b(pretrain|finetune)\b")
 
 
+def names_pretrain(script: Script) -> bool:
+    """Return whether a script's text names an entry of megatron-bridge's; another one would be run to its end."""
+    return _ENTRY.search(script.text) is not None
+
+
 def own_configuration(
     launch: Launch, script: Script, environment: Mapping[str, str], interpreter: str
 ) -> Configuration:
@@ -41,8 +46,6 @@ def own_configuration(
         environment: the variables of this process.
         interpreter: a Python that has the library and megatron-bridge.
     """
-    if not _ENTRY.search(script.text):
-        return Configuration(problem="the script names no pretrain()")
     target = ["-m", launch.module] if launch.module else [str(script.path)]
     around = {**environment, **launch.environment}
     with tempfile.TemporaryDirectory(prefix="unicron-") as folder:

@@ -347,6 +347,13 @@ def test_a_script_of_megatron_bridge_says_its_settings_where_it_can_be_run(
         assert (found["task"]["least_workers"], found["task"]["saves_every"]) == (2, 5)
 
 
+def test_a_script_that_names_no_pretrain_is_not_run(folder: Path) -> None:
+    (folder / "convert.py").write_text("from megatron.bridge import AutoBridge\n")
+    found = verdict(f"{write_python(folder, 'touch run')} convert.py")
+    assert found["settings"][0]["why"].endswith("it names no pretrain()")
+    assert not (folder / "run").exists()
+
+
 def test_a_python_of_megatron_bridge_without_the_library_is_named(folder: Path) -> None:
     (folder / "recipe.py").write_text("from megatron.bridge.training.pretrain import pretrain\n")
     python = write_python(folder, "exit 1", has_library="false")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def answering(path: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as err:
-        text = str(err).partition("\n")[0]
+        text = textwrap.shorten(str(err).partition("\n")[0], 300, placeholder=" ...")
         problem = f"it ends with {type(err).__name__}{text and ': '}{text} before pretrain()"
         raise
     finally:
