@@ -7,10 +7,13 @@ the record of the seams, as the release is, so that it cannot match its author a
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from cli.launch.checking import checked
 from tests.bridge.record import key, parameters
@@ -100,3 +103,12 @@ def test_a_run_reads_the_settings_from_the_script_itself(tmp_path: Path, monkeyp
     assert (found.verdict, [one.argument for one in found.findings]) == ("speed-off", ["checkpoint.async_save"])
     assert (found.task["read_by"], found.task["steps"], found.task["saves_every"]) == ("script", STEPS, 3)
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.slow
+def test_the_fields_of_a_specification_are_written_for_a_person(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "unicron.bridge", "--fields", "task.yaml", str(SCRIPT)]
+    subprocess.run([*command, 'checkpoint.save="a"'], cwd=tmp_path, timeout=150, check=True)
+    fields = yaml.safe_load((tmp_path / "task.yaml").read_text())
+    assert (fields["steps"], fields["checkpoint"], fields["workers"]) == (STEPS, {"every": 3}, {"min": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["task.yaml"]
