@@ -66,10 +66,12 @@ def test_every_field_may_change_or_not() -> None:
         "steps": 90, "weight": 3.0, "workers": {"min": 2}, "checkpoint": {"every": 1}, "parallel": {"tensor": 2},
         "max_restarts": 9, "finish_timeout_s": 90, "progress_timeout_s": 60, "env": {"A": "b"},
         "secrets": {"S": "file:/s"}, "script": "/b/c.py", "arguments": ["--lr", "1"], "module": "b.c",
-        "not_healed": "model: a batch norm",
     }  # fmt: skip
-    assert set(free) == set(CHANGEABLE)
+    assert {*free, "not_healed"} == set(CHANGEABLE)
     assert resumed(known, spec(**free))[1:] == ("/c40", 40)
+    restarting: dict[str, Any] = {"script": "/a.py", "loop": "restart", "workers": {"min": 2, "max": 2}}
+    whole = stopped(spec(**restarting, not_healed="model: a batch norm"))
+    assert resumed(whole, spec(**restarting, not_healed="model: an expert"))[1:] == ("/c40", 40)
     with pytest.raises(InvalidInput, match=r"script: was '/a\.py'"):
         resumed(known, spec())
 
