@@ -120,9 +120,9 @@ def test_no_table_of_the_planner_exceeds_the_rates(size: str) -> None:
 
 
 RUNS = [
-    *((name, seed) for seed, name in enumerate(POLICIES)),
-    ("unicron-paper", 3),
-    *(pytest.param("unicron-paper", seed, marks=pytest.mark.slow) for seed in (3, 6, 10)),
+    *((name, seed) for seed, name in enumerate(POLICIES) if name != "unicron-paper"),
+    ("unicron-paper", 6),
+    *(pytest.param("unicron-paper", seed, marks=pytest.mark.slow) for seed in (3, 8, 10)),
 ]
 """Each policy once, and histories of slow nodes where no way to use them had room for all tasks."""
 
