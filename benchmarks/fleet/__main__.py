@@ -257,12 +257,10 @@ async def _exits(lab: Lab, count: int) -> None:
         lab.at_most(f"exit of a rank: seconds to its {name}, median of {count}", statistics.median(times), bound)
 
 
-def _connections() -> int:
-    """Return how many connections nats-server has."""
-    for process in psutil.Process().children(recursive=True):
-        if Path((process.cmdline() or [""])[0]).name == "nats-server":
-            return sum(one.status == psutil.CONN_ESTABLISHED for one in process.net_connections("tcp"))
-    return 0
+def _connections(lab: Lab) -> int:
+    """Return how many connections the nats-server of the lab's stack has."""
+    connections = psutil.Process(lab.stack.nats.pid).net_connections("tcp")
+    return sum(one.status == psutil.CONN_ESTABLISHED for one in connections)
 
 
 async def _restart_nats(lab: Lab) -> None:
@@ -270,7 +268,7 @@ async def _restart_nats(lab: Lab) -> None:
     await lab.stack.nats.kill()
     await lab.stack.nats.start()
     began_s = time.monotonic()
-    await lab.until("all are back at NATS", lambda: _connections() >= lab.nodes + len(SERVICES))
+    await lab.until("all are back at NATS", lambda: _connections(lab) >= lab.nodes + len(SERVICES))
     seconds = time.monotonic() - began_s
     await asyncio.sleep(2 * TIMEOUT_INTERVALS * interval_s(lab.nodes))
     incidents = len(lab.since(position, ErrorDetected))
