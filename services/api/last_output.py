@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 
 from services.api.output.node_files import FileSource
-from services.api.output.owners import OutputOwners
-from services.api.output.search import FoundFile, OutputSearch
+from services.api.output.owners import FileOwners
+from services.api.output.search import FileSearch, FoundFile
 from services.api.postmortem.model import FailedWorker, LastOutput
 from shared.errors import NotFound, Unavailable
 from shared.messages.node_files import ReadOutput
@@ -51,11 +51,11 @@ async def last_output(
 async def _of_task(
     task: str, workers: Collection[FailedWorker], own: FileSource, source: Callable[[str], FileSource]
 ) -> list[LastOutput]:
-    search = OutputSearch(task, own, source)
+    search = FileSearch(task, own, source)
     found: list[LastOutput] = []
     try:
         async with asyncio.timeout(LIMIT_S):
-            await search.look(OutputOwners(frozenset(one.worker for one in workers)), LIMIT_S / 2)
+            await search.look(FileOwners(frozenset(one.worker for one in workers)), LIMIT_S / 2)
             for one in workers:
                 files = [
                     each

@@ -39,7 +39,7 @@ Offset = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 Limit = Annotated[int, Field(ge=1, le=CHUNK_BYTES)]
 
 
-class OutputFile(Model):
+class RankFile(Model):
     """The output of one process, or its metrics: of which generation, on which worker, and how much there is.
 
     The generation of output is that for which the process was started; metrics are of one generation.
@@ -169,7 +169,7 @@ class FilesReply(Message):
     ok: bool = True
     code: str = ""
     detail: str = ""
-    files: Annotated[list[OutputFile], Field(max_length=LIST_LIMIT)] = Field(default_factory=list)
+    files: Annotated[list[RankFile], Field(max_length=LIST_LIMIT)] = Field(default_factory=list)
     more: bool = False
     size_bytes: Integer = 0
     offset: Integer | None = None

@@ -40,7 +40,7 @@ from shared.messages.node_files import (
     FilesReply,
     ListMetrics,
     ListOutput,
-    OutputFile,
+    RankFile,
     ReadMetrics,
     ReadOutput,
     ReadResult,
@@ -136,7 +136,7 @@ class TaskFolders:
                     data = result.read(request.limit, request.offset)
                 return FilesReply(size_bytes=result.size_bytes, offset=request.offset, version=result.version), data
 
-    def _files(self, request: ListOutput | ListMetrics) -> list[OutputFile]:
+    def _files(self, request: ListOutput | ListMetrics) -> list[RankFile]:
         """Return the files that a request lists: one more than ``LIST_LIMIT`` at most."""
         folder, wanted = self._tasks / request.task, set(request.nodes)
         found = _outputs(folder) if isinstance(request, ListOutput) else _metrics(folder)
@@ -339,7 +339,7 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
                 yield from entries
 
 
-def _file(match: re.Match[str], entry: os.DirEntry[str]) -> OutputFile | None:
+def _file(match: re.Match[str], entry: os.DirEntry[str]) -> RankFile | None:
     """Return a file; None if it is no regular one."""
     try:
         status = entry.stat(follow_symlinks=False)
@@ -348,7 +348,7 @@ def _file(match: re.Match[str], entry: os.DirEntry[str]) -> OutputFile | None:
     if not stat.S_ISREG(status.st_mode):
         return None
     worker = f"{match['node']}/{match['slot']}"
-    return OutputFile(generation=int(match["generation"]), worker=worker, size_bytes=status.st_size)
+    return RankFile(generation=int(match["generation"]), worker=worker, size_bytes=status.st_size)
 
 
 def _result_folder(generation: int) -> Path:

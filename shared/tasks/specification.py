@@ -197,7 +197,8 @@ class Parallel(Model):
 class TaskSpec(Model):
     """One training task. Only ``name``, ``model``, ``batch``, ``steps`` and ``data`` are required.
 
-    ``model`` and ``data`` are not of a ``script`` with a loop on the library, and none of a script that restarts whole.
+    A ``script`` with a loop on the library needs neither ``model`` nor ``data``; one that restarts whole needs none but
+    ``name``.
     """
 
     name: Name

@@ -36,7 +36,7 @@ from shared.messages.node_files import (
     InputProblem,
     ListMetrics,
     ListOutput,
-    OutputFile,
+    RankFile,
     ReadMetrics,
     ReadOutput,
     ReadResult,
@@ -61,7 +61,7 @@ SAMPLES: list[Model] = [
 ]
 
 REPLIES = [
-    FilesReply(files=[OutputFile(generation=1, worker="n0/0", size_bytes=5)], more=True),
+    FilesReply(files=[RankFile(generation=1, worker="n0/0", size_bytes=5)], more=True),
     FilesReply(size_bytes=5, version="5-1", sha256="0" * 64),
     FilesReply(problems=[InputProblem(field="data", problem="the file is empty", allowed="a text")]),
     FilesReply(ok=False, code="not-found", detail="no such file"),

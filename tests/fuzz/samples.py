@@ -32,7 +32,7 @@ from shared.messages.node_files import (
     InputProblem,
     ListMetrics,
     ListOutput,
-    OutputFile,
+    RankFile,
     ReadMetrics,
     ReadOutput,
     ReadResult,
@@ -131,7 +131,7 @@ KINDS: list[tuple[Codec[Any], Sequence[Model]]] = [
     (
         FILES.reply,
         [
-            FilesReply(files=[OutputFile(generation=1, worker="n0/0", size_bytes=9)], sha256="0" * 64),
+            FilesReply(files=[RankFile(generation=1, worker="n0/0", size_bytes=9)], sha256="0" * 64),
             FilesReply(problems=[InputProblem(field="data", problem="no such file")]),
         ],
     ),

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import unicron
+from services.api.task_metrics import series
 from unicron.errors import InvalidMetric, WrongLoop
 from unicron.protocol.messages import Configure
 from unicron.training import metrics as subject
@@ -108,6 +109,11 @@ def test_anything_else_is_an_error_that_says_what_is_allowed(values: Any, said: 
     with pytest.raises(InvalidMetric) as caught:
         metrics.log(values)
     assert said in str(caught.value)
+
+
+def test_ranks_and_api_have_the_same_limits() -> None:
+    """The api never imports the library's module, which has torch."""
+    assert (subject.MOST_NAMES, subject.NAME_CHARACTERS) == (series.MOST_NAMES, series.NAME_CHARACTERS)
 
 
 def test_there_are_no_more_names_than_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

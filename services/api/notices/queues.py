@@ -8,24 +8,17 @@ stood still for ``LEASE_S``. What such a takeover repeats is one notice at most,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from pydantic import Field
-from sqlalchemy import Connection, MetaData, create_engine, insert, inspect, select, update
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy import Connection, MetaData, insert, select, update
+from sqlalchemy.exc import IntegrityError
 from sqlmodel import Field as Column
 from sqlmodel import SQLModel
 
 from services.api.notices.notice import Subject
-from shared.log.driver_errors import database_errors
-from shared.log.schema import close_engine, sqlite_path, with_timeouts
+from services.api.store.shared_tables import SharedTables
 from shared.model import Model
-
-T = TypeVar("T")
-
-_WHAT = "what receivers of notices were sent"
 
 
 class Sent(Model):
@@ -66,7 +59,6 @@ class Turn(NamedTuple):
 
 class _Row(SQLModel, table=True):
     __tablename__ = "notice_receivers"
-    # Separate metadata: what drops the projections must not drop what receivers know.
     metadata = MetaData()
 
     receiver: str = Column(primary_key=True)
@@ -89,10 +81,7 @@ class Queues:
     """
 
     def __init__(self, url: str) -> None:
-        path = sqlite_path(url)
-        place = URL.create("sqlite", database=str(path)) if path is not None else with_timeouts(make_url(url))
-        self._engine = create_engine(place, pool_pre_ping=path is None)
-        self._made = False
+        self._tables = SharedTables(url, _TABLE.metadata, "what receivers of notices were sent")
 
     def turn(self, receiver: str) -> Turn | None:
         """Return who sends to a receiver; None: nobody ever has."""
@@ -102,13 +91,13 @@ class Queues:
             row = connection.execute(query).first()
             return None if row is None else Turn(row.sender, row.beat, Sent.model_validate_json(row.sent))
 
-        return self._run(read)
+        return self._tables.run(read)
 
     def begin(self, receiver: str, sender: str, sent: Sent) -> bool:
         """Take the first turn of a receiver; return whether nobody was quicker."""
         row = {"receiver": receiver, "sender": sender, "beat": 0, "sent": sent.model_dump_json()}
         try:
-            self._run(lambda connection: connection.execute(insert(_TABLE).values(row)))
+            self._tables.run(lambda connection: connection.execute(insert(_TABLE).values(row)))
         except IntegrityError:
             return False
         return True
@@ -128,25 +117,9 @@ class Queues:
 
     def close(self) -> None:
         """Close the connections."""
-        close_engine(self._engine)
+        self._tables.close()
 
     def _update(self, receiver: str, condition: Any, values: dict[str, str]) -> bool:
         changed = update(_TABLE).where(_TABLE.c.receiver == receiver, condition)
         changed = changed.values(**values, beat=_TABLE.c.beat + 1)
-        return self._run(lambda connection: connection.execute(changed).rowcount == 1)
-
-    def _make(self) -> None:
-        try:
-            _TABLE.create(self._engine, checkfirst=True)
-        except DBAPIError:
-            # Another api, or another receiver's thread, may have made it in between; databases say so in many ways.
-            if not inspect(self._engine).has_table(_TABLE.name):
-                raise
-
-    def _run(self, do: Callable[[Connection], T]) -> T:
-        with database_errors(_WHAT):
-            if not self._made:
-                self._make()
-                self._made = True
-            with self._engine.begin() as connection:
-                return do(connection)
+        return self._tables.run(lambda connection: connection.execute(changed).rowcount == 1)

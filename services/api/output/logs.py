@@ -1,6 +1,6 @@
 """The output of a task's ranks, read from the machines that have it, line by line.
 
-``OutputSearch`` finds the files; ``OutputReader`` reads them one after the other in chunks, and says what is missing.
+``FileSearch`` finds the files; ``OutputReader`` reads them one after the other in chunks, and says what is missing.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from services.api.output.node_files import FileSource
-from services.api.output.owners import OutputOwners
-from services.api.output.search import FoundFile, Key, Missing, OutputSearch
+from services.api.output.owners import FileOwners
+from services.api.output.search import FileSearch, FoundFile, Key, Missing
 from services.api.output.tails import line_begins
 from shared.errors import NotFound, Unavailable
-from shared.messages.node_files import OutputFile, ReadOutput
+from shared.messages.node_files import RankFile, ReadOutput
 
 POLL_S = 0.5
 """Time between two looks at followed files: a reader hardly notices it, and a look sends each node one request."""
@@ -53,14 +53,14 @@ def json_line(entry: Line | Missing) -> str:
 class _Tail:
     """Reads the lines that were appended to a file since the last look."""
 
-    def __init__(self, task: str, file: OutputFile, since_s: float | None, begin: int = 0) -> None:
+    def __init__(self, task: str, file: RankFile, since_s: float | None, begin: int = 0) -> None:
         self._task, self._generation, self._worker = task, file.generation, file.worker
         self._since_s = since_s
         self._offset = begin
         self._listed_bytes = 0
         self._rest = b""
 
-    def listed(self, file: OutputFile) -> list[Line]:
+    def listed(self, file: RankFile) -> list[Line]:
         """Take note of the file's size in a listing; begin anew if the file was emptied, and return a line about it."""
         emptied, self._listed_bytes = file.size_bytes < self._listed_bytes, file.size_bytes
         if not emptied:
@@ -68,7 +68,7 @@ class _Tail:
         self._offset = 0
         return [*self.last(), self._note("the output before this is left out: over the limit")]
 
-    def is_behind(self, file: OutputFile) -> bool:
+    def is_behind(self, file: RankFile) -> bool:
         """Return whether the file has more than was read."""
         return self._offset < file.size_bytes
 
@@ -147,14 +147,14 @@ class OutputReader:
     def __init__(
         self,
         task: str,
-        search: OutputSearch,
-        owners: Callable[[], Awaitable[OutputOwners]],
+        search: FileSearch,
+        owners: Callable[[], Awaitable[FileOwners]],
         since_s: float | None = None,
         last: LastLines | None = None,
     ) -> None:
         self._task, self._search, self._owners_now = task, search, owners
         self._since_s, self._last = since_s, last
-        self._owners = OutputOwners()
+        self._owners = FileOwners()
         self._tails: dict[Key, _Tail] = {}
         self._reported: set[Missing] = set()
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from shared.bus.connection import Bus
 from shared.errors import InvalidReply, Unavailable
-from shared.messages.node_files import FILES, CheckInputs, FilesReply, ListMetrics, ListOutput, OutputFile, successful
+from shared.messages.node_files import FILES, CheckInputs, FilesReply, ListMetrics, ListOutput, RankFile, successful
 from shared.messages.task_folders import TaskFilesRequest, TaskFolders
 
 TIMEOUT_S = FILES.timeout_s
@@ -97,15 +97,15 @@ class NodeFiles:
             raise Unavailable(f"node {self.name}: {err.detail}") from err
 
 
-async def list_output(
+async def list_files(
     source: FileSource, task: str, nodes: Collection[str], listing: type[ListOutput | ListMetrics] = ListOutput
-) -> list[OutputFile]:
+) -> list[RankFile]:
     """Return the files that a source has of processes on the workers of some nodes: by default their output.
 
     Raises:
         Unavailable: the source does not answer.
     """
-    found: list[OutputFile] = []
+    found: list[RankFile] = []
     more = True
     while more:
         after = found[-1].key if found else (-1, "")

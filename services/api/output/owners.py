@@ -1,4 +1,4 @@
-"""Whose output a task has left, and on which nodes, as the log knows it."""
+"""Of which workers a task has files (output, metrics), and on which nodes, as the log knows it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shared.names import is_name
 
 
 @dataclass(frozen=True)
-class OutputOwners:
-    """Whose output is read.
+class FileOwners:
+    """The workers whose files are read.
 
     ``workers``: on which processes of the task may have run. ``trained``: those of them that have trained, which have
-    surely left output. ``states``: of the nodes, by name.
+    surely left files. ``states``: of the nodes, by name.
     """
 
     workers: frozenset[str] = frozenset()
@@ -27,9 +27,9 @@ class OutputOwners:
         """The nodes of the workers."""
         return frozenset(node_of(worker) for worker in self.workers)
 
-    def after(self, earlier: OutputOwners) -> OutputOwners:
-        """Return whose output is read from now on: a process that was followed is followed to its end."""
-        return OutputOwners(self.workers | earlier.workers, self.trained | earlier.trained, self.states)
+    def after(self, earlier: FileOwners) -> FileOwners:
+        """Return whose files are read from now on: a process that was followed is followed to its end."""
+        return FileOwners(self.workers | earlier.workers, self.trained | earlier.trained, self.states)
 
     def on(self, node: str) -> list[str]:
         """Return the workers on a node, in order."""
@@ -41,8 +41,8 @@ def node_of(worker: str) -> str:
     return worker.rpartition("/")[0]
 
 
-def output_owners(views: ViewReader, task: str, rank: int | None, *, history: bool) -> OutputOwners:
-    """Return whose output a task has.
+def file_owners(views: ViewReader, task: str, rank: int | None, *, history: bool) -> FileOwners:
+    """Return of which workers a task has files.
 
     Args:
         views: of one moment.
@@ -65,4 +65,4 @@ def output_owners(views: ViewReader, task: str, rank: int | None, *, history: bo
                 workers |= {*plan.impacts[task].before, *plan.impacts[task].after}
     # A log of an early version may have other names, which no agent has.
     named = frozenset(worker for worker in workers | trained if is_name(node_of(worker)))
-    return OutputOwners(named, frozenset(trained) & named, states)
+    return FileOwners(named, frozenset(trained) & named, states)

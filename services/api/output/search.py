@@ -1,4 +1,4 @@
-"""Finds the output files of a task: each on the node of its worker, or where machines share the run directory."""
+"""Finds the files of a task (output, metrics): each on its worker's node, or where machines share the run directory."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from services.api.output.node_files import FileSource, list_output
-from services.api.output.owners import OutputOwners, node_of
+from services.api.output.node_files import FileSource, list_files
+from services.api.output.owners import FileOwners, node_of
 from shared.errors import Unavailable
-from shared.messages.node_files import ListMetrics, ListOutput, OutputFile
+from shared.messages.node_files import ListMetrics, ListOutput, RankFile
 
 ABSENCES = {"lost": "is lost", "left": "has left"}
 """States of a node that explain why it does not answer, in words."""
 
 Key = tuple[int, str]
-"""Generation and worker of an output file."""
+"""Generation and worker of a file."""
 
 
 @dataclass(frozen=True)
 class FoundFile:
-    """An output file, and what it can be read from."""
+    """A file, and what it can be read from."""
 
-    file: OutputFile
+    file: RankFile
     source: FileSource
 
 
@@ -35,8 +35,8 @@ class Missing:
     text: str
 
 
-class OutputSearch:
-    """The output files of one task, as far as they are known.
+class FileSearch:
+    """The files of one task, as far as they are known.
 
     Args:
         task: its name.
@@ -54,7 +54,7 @@ class OutputSearch:
     ) -> None:
         self._task, self._own, self._source, self._listing = task, own, source, listing
         self._found: dict[Key, FoundFile] = {}
-        self._asked: dict[str, asyncio.Task[list[OutputFile]]] = {}
+        self._asked: dict[str, asyncio.Task[list[RankFile]]] = {}
         """Node -> the request for its listing that is under way."""
         self._silent: set[str] = set()
         """Sources that did not answer when they were asked last."""
@@ -73,7 +73,7 @@ class OutputSearch:
         """The nodes that did not answer when they were asked last, and of which nobody else has files."""
         return frozenset(self._silent - {node_of(found.file.worker) for found in self.files})
 
-    async def look(self, owners: OutputOwners, limit_s: float | None) -> None:
+    async def look(self, owners: FileOwners, limit_s: float | None) -> None:
         """Ask all nodes at the same time.
 
         Args:
@@ -83,7 +83,7 @@ class OutputSearch:
         """
         self._silent.discard(self._own.name)
         for node in owners.nodes - self._asked.keys():
-            self._asked[node] = asyncio.create_task(list_output(self._source(node), self._task, [node], self._listing))
+            self._asked[node] = asyncio.create_task(list_files(self._source(node), self._task, [node], self._listing))
         if self._asked:
             await asyncio.wait(self._asked.values(), timeout=limit_s)
         for node in [node for node, asked in self._asked.items() if asked.done()]:
@@ -97,7 +97,7 @@ class OutputSearch:
                 self._elsewhere.pop(node, None)
         await self._look_elsewhere(owners)
 
-    async def note_silence(self, found: FoundFile, owners: OutputOwners) -> None:
+    async def note_silence(self, found: FoundFile, owners: FileOwners) -> None:
         """Take note that a source does not answer any more; look for its files elsewhere."""
         self._silent.add(found.source.name)
         owner = node_of(found.file.worker)
@@ -105,7 +105,7 @@ class OutputSearch:
         self._searched.discard(owner)
         await self._look_elsewhere(owners)
 
-    def missing(self, owners: OutputOwners) -> list[Missing]:
+    def missing(self, owners: FileOwners) -> list[Missing]:
         """Return what cannot be read, by node."""
         return [entry for node in sorted(owners.nodes) if (entry := self._missing_on(node, owners))]
 
@@ -115,7 +115,7 @@ class OutputSearch:
             asked.cancel()
         await asyncio.gather(*self._asked.values(), return_exceptions=True)
 
-    async def _look_elsewhere(self, owners: OutputOwners) -> None:
+    async def _look_elsewhere(self, owners: FileOwners) -> None:
         """Look for the output of silent nodes: on the api's machine each time, on all other nodes once."""
         silent = self._silent & owners.nodes
         left = silent - await self._list(self._own, silent, owners)
@@ -134,23 +134,23 @@ class OutputSearch:
             for node in nodes:
                 self._elsewhere.setdefault(node, source)
 
-    async def _list(self, source: FileSource, nodes: Collection[str], owners: OutputOwners) -> set[str]:
+    async def _list(self, source: FileSource, nodes: Collection[str], owners: FileOwners) -> set[str]:
         """Ask a source for the output of some nodes; return the nodes of which it has any."""
         if not nodes:
             return set()
         try:
-            files = await list_output(source, self._task, nodes, self._listing)
+            files = await list_files(source, self._task, nodes, self._listing)
         except Unavailable:
             return set()
         self._take_in(files, source, owners)
         return {node_of(file.worker) for file in files}
 
-    def _take_in(self, files: Collection[OutputFile], source: FileSource, owners: OutputOwners) -> None:
+    def _take_in(self, files: Collection[RankFile], source: FileSource, owners: FileOwners) -> None:
         for file in files:
             if file.worker in owners.workers:
                 self._found[file.key] = FoundFile(file, source)
 
-    def _missing_on(self, node: str, owners: OutputOwners) -> Missing | None:
+    def _missing_on(self, node: str, owners: FileOwners) -> Missing | None:
         workers = owners.on(node)
         readable = {found.file.worker for found in self.files}
         left = tuple(worker for worker in workers if worker not in readable)

@@ -15,8 +15,8 @@ from services.api import present
 from services.api.access.access import Submitter, Who
 from services.api.gateway import Api, Gateway, as_text
 from services.api.output.logs import LastLines, OutputReader, json_line, plain_line
-from services.api.output.owners import OutputOwners, output_owners
-from services.api.output.search import OutputSearch
+from services.api.output.owners import FileOwners, file_owners
+from services.api.output.search import FileSearch
 from services.api.requests import task_requests
 from services.api.route_parts import conditional
 from services.api.route_parts.bodies import SMALL_BODY_BYTES, decoded, described, options, parsed_json, read_body
@@ -249,9 +249,9 @@ async def _lines(
 ) -> AsyncIterator[str]:
     history = True
 
-    async def owners() -> OutputOwners:
+    async def owners() -> FileOwners:
         nonlocal history
-        found = await api.read(lambda views: output_owners(views, name, rank, history=history))
+        found = await api.read(lambda views: file_owners(views, name, rank, history=history))
         history = False  # later plans are seen as they come
         return found
 
@@ -260,7 +260,7 @@ async def _lines(
             return False
         return (await api.task(name)).state not in ENDED
 
-    reader = OutputReader(name, OutputSearch(name, api.own_files, api.node_files), owners, since_s, last)
+    reader = OutputReader(name, FileSearch(name, api.own_files, api.node_files), owners, since_s, last)
     async with aclosing(reader.read(going_on=going_on)) as entries:
         async for entry in entries:
             yield json_line(entry) if as_json else plain_line(entry, named=rank is None)

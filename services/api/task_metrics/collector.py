@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from services.api.output.node_files import FileSource
-from services.api.output.owners import OutputOwners, output_owners
-from services.api.output.search import FoundFile, OutputSearch
+from services.api.output.owners import FileOwners, file_owners
+from services.api.output.search import FileSearch, FoundFile
 from services.api.store.readers import ViewReader
 from services.api.store.tables import ATTEMPTS, TASKS
 from services.api.task_metrics.metric_store import Known, MetricStore, NewLines, file_key
@@ -44,9 +44,9 @@ MOST_READ_BYTES = 8 << 20
 class _Sources:
     """Where the metrics of one task come from."""
 
-    def __init__(self, search: OutputSearch) -> None:
+    def __init__(self, search: FileSearch) -> None:
         self.search = search
-        self.owners = OutputOwners()
+        self.owners = FileOwners()
         self.reading: asyncio.Task[None] | None = None
         self.due_s = float("-inf")
         """From when on, on the monotonic clock, the newest reading is old."""
@@ -106,8 +106,8 @@ class Collector:
         await asyncio.gather(*(sources.search.close() for sources in self._tasks.values()))
         await asyncio.to_thread(self.store.close)
 
-    def _search(self, task: str) -> OutputSearch:
-        return OutputSearch(task, self._own, self._source, ListMetrics)
+    def _search(self, task: str) -> FileSearch:
+        return FileSearch(task, self._own, self._source, ListMetrics)
 
     async def _read_or_warn(self, task: str, sources: _Sources) -> None:
         begun_s = time.monotonic()
@@ -123,7 +123,7 @@ class Collector:
         """Read what is new of a task."""
         history = not sources.owners.workers
         owners, ends = await self._read_views(
-            lambda views: (output_owners(views, task, None, history=history), _ends(views, task))
+            lambda views: (file_owners(views, task, None, history=history), _ends(views, task))
         )
         sources.owners = owners.after(sources.owners)
         await sources.search.look(sources.owners, None)

@@ -8,25 +8,20 @@ is dropped and read again.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from pydantic import Field
-from sqlalchemy import Connection, MetaData, create_engine, delete, insert, inspect, select, update
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy import Connection, MetaData, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
 from sqlmodel import Field as Column
 from sqlmodel import SQLModel
 
+from services.api.store.shared_tables import SharedTables
 from services.api.task_metrics.series import MOST_BYTES, Series, Submission, read_lines, thin_out
-from shared.log.driver_errors import database_errors
-from shared.log.schema import close_engine, sqlite_path, with_timeouts
 from shared.model import Model
 
-T = TypeVar("T")
-
 _METADATA = MetaData()
-"""Apart from that of the projections, which are dropped and made anew."""
 
 
 class _TaskRow(SQLModel, table=True):
@@ -97,10 +92,7 @@ class MetricStore:
     """
 
     def __init__(self, url: str) -> None:
-        path = sqlite_path(url)
-        place = URL.create("sqlite", database=str(path)) if path is not None else with_timeouts(make_url(url))
-        self._engine = create_engine(place, pool_pre_ping=path is None)
-        self._made = False
+        self._tables = SharedTables(url, _METADATA, "the metrics of tasks")
 
     def known(self, task: str) -> Known:
         """Return how far a task's files have been read."""
@@ -109,7 +101,7 @@ class MetricStore:
             row = connection.execute(select(_TASKS).where(_TASKS.c.task == task)).first()
             return Known(0, State()) if row is None else Known(row.changes, State.model_validate_json(row.state))
 
-        return self._run(read)
+        return self._tables.run(read)
 
     def take(self, task: str, known: Known, new_lines: Sequence[NewLines], ends: Sequence[int]) -> None:
         """Take what was read, unless somebody else has changed the task's metrics since ``known``.
@@ -137,7 +129,7 @@ class MetricStore:
                 self._write_series(connection, task, before, found)
 
         try:
-            self._run(write)
+            self._tables.run(write)
         except IntegrityError:
             pass  # another api has made the task's row in between
 
@@ -175,38 +167,22 @@ class MetricStore:
     def names(self, task: str, submission: int) -> list[str]:
         """Return the names that a submission has logged, in order."""
         query = select(_SERIES.c.name).where(_SERIES.c.task == task, _SERIES.c.submission == submission)
-        return sorted(self._run(lambda connection: connection.execute(query).scalars().all()))
+        return sorted(self._tables.run(lambda connection: connection.execute(query).scalars().all()))
 
     def series(self, task: str, submission: int, names: Collection[str]) -> dict[str, Series]:
         """Return the values of some names of a submission, of those that it has logged."""
         wanted = (_SERIES.c.task == task) & (_SERIES.c.submission == submission) & _SERIES.c.name.in_(names)
         query = select(_SERIES.c.name, _SERIES.c.points).where(wanted)
-        rows = self._run(lambda connection: connection.execute(query).all())
+        rows = self._tables.run(lambda connection: connection.execute(query).all())
         return {name: Series.from_bytes(points) for name, points in rows}
 
     def close(self) -> None:
         """Close the connections."""
-        close_engine(self._engine)
+        self._tables.close()
 
     def _series(self, connection: Connection, task: str) -> dict[tuple[int, str], bytes]:
         rows = connection.execute(select(_SERIES).where(_SERIES.c.task == task))
         return {(row.submission, row.name): row.points for row in rows}
-
-    def _make(self) -> None:
-        try:
-            _METADATA.create_all(self._engine)
-        except DBAPIError:
-            # Another api, or another thread, may have made them in between; databases say so in many ways.
-            if not inspect(self._engine).has_table(_SERIES.name):
-                raise
-
-    def _run(self, do: Callable[[Connection], T]) -> T:
-        with database_errors("the metrics of tasks"):
-            if not self._made:
-                self._make()
-                self._made = True
-            with self._engine.begin() as connection:
-                return do(connection)
 
 
 def _submissions(state: State, series: Mapping[tuple[int, str], bytes]) -> dict[int, Submission]:
