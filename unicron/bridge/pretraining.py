@@ -226,10 +226,8 @@ class Pretraining(HealedTraining):
             )
             for i, (dataset, kind) in enumerate(zip(self._read_datasets(), self._dealt(), strict=True))
         ]
-        has_evaluations = config.train.eval_iters > 0
-        _, valid, test = (one is not None for one in self._read_datasets())
-        train_state.do_train, train_state.do_valid = True, valid and has_evaluations
-        train_state.do_test = test and has_evaluations
+        train_state.do_train = True
+        train_state.do_valid = train_state.do_test = config.train.eval_iters > 0
         self._training.train(
             self._forward_step,
             chunks,

@@ -9,6 +9,7 @@ exception and entered anew.
 from __future__ import annotations
 
 import functools
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +43,14 @@ FUNCTIONS = ("no_sync_func", "grad_sync_func", "param_sync_func", "finalize_mode
 
 class _EnterAnew(Exception):
     """``train()`` has to be left and entered with another model or iteration."""
+
+
+def _first_ranks(found: bool) -> bool:
+    """Return what rank 0 has found; all ranks call it."""
+    value = torch.tensor([float(found)], device=device.current())
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.broadcast(value, 0)
+    return bool(value[0])
 
 
 class HealedTraining(ABC):
@@ -129,7 +138,7 @@ class HealedTraining(ABC):
         for name in ("start", "stop"):
             setattr(timers.Timer, name, without_barrier(getattr(timers.Timer, name)))
         training.get_forward_backward_func = self._forward_backward(training.get_forward_backward_func)
-        training.evaluate_and_print_results = self._together(training.evaluate_and_print_results)
+        training.evaluate_and_print_results = self._together(self._evaluating(training.evaluate_and_print_results))
 
     def _together(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function before which parameters become whole, and behind which all ranks meet."""
@@ -140,6 +149,21 @@ class HealedTraining(ABC):
             self._section.meet()
             self._run.heartbeat()
             return function(*args, **kwargs)
+
+        return called
+
+    def _evaluating(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that evaluates where there is a dataset: ``--split 99,1,0`` leaves none to test with.
+
+        Only some ranks read datasets, so the first one says it, as in stock.
+        """
+        places = inspect.signature(function)
+
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            data = places.bind(*args, **kwargs).arguments["data_iterator"]
+            has_dataset = all(one.has_dataset for one in (data if isinstance(data, list) else [data]))
+            return function(*args, **kwargs) if _first_ranks(has_dataset) else None
 
         return called
 
@@ -168,10 +192,7 @@ class HealedTraining(ABC):
 
     def _is_saved(self, iteration: int) -> bool:
         """Return whether the tracker names this checkpoint, as rank 0 sees it; all ranks call it."""
-        found = torch.tensor([float(tracker.names(self._tracker(), iteration))], device=device.current())
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.broadcast(found, 0)
-        return bool(found[0])
+        return _first_ranks(tracker.names(self._tracker(), iteration))
 
     def _forward_backward(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return what returns the schedule; for evaluations, one that computes this replica's micro-batches."""
@@ -374,7 +395,7 @@ class HealedTraining(ABC):
             k = iterator.turn()
             if self._dropout is not None:
                 self._dropout.set_micro_batch(step.number, k)
-            output, loss_func = forward_step_func(iterator, module, *rest, **named)
+            output, loss_func = forward_step_func(iterator.for_script, module, *rest, **named)
             return output, functools.partial(noted, loss_func)
 
         def done(*chunk: int) -> None:
@@ -420,7 +441,7 @@ class HealedTraining(ABC):
             self._run.heartbeat()
             iterator.turn()
             weight = 1.0 if next(seen[id(iterator)]) < counted else 0.0
-            output, loss_func = stock(iterator, module, *rest, **named)
+            output, loss_func = stock(iterator.for_script, module, *rest, **named)
             return output, functools.partial(weighed, weight, loss_func)
 
         stock = call["forward_step_func"]

@@ -165,6 +165,16 @@ class Samples:
         self._order: deque[tuple[int, list[int]]] = deque()
         self._present: list[int] = []
 
+    @property
+    def has_dataset(self) -> bool:
+        """Whether this rank reads a dataset."""
+        return self._dataset is not None
+
+    @property
+    def for_script(self) -> Samples | None:
+        """What a script gets: None where the rank reads no dataset, as in stock; then it waits for one that does."""
+        return self if self.has_dataset else None
+
     def order(self, micro_batches: Iterable[tuple[int, list[int]]]) -> None:
         """Set the micro-batches of the next call of a schedule: numbers and samples."""
         self._order = deque(micro_batches)
@@ -180,7 +190,5 @@ class Samples:
 
     def __next__(self) -> Any:
         """Return the batch of the present micro-batch."""
-        if self._dataset is None:
-            raise StopIteration
         ids = self._present if self._cyclic is None else self._cyclic.samples(self._present[0])
         return self._collate([self._dataset[i] for i in ids])

@@ -29,9 +29,9 @@ class Mock:
         return {"tokens": drawn[:-1], "labels": drawn[1:]}
 
 
-def provide_datasets(counts: Any, **_: Any) -> tuple[Mock, Mock, Mock]:
-    """Return the datasets of training, evaluation and test."""
-    return Mock(0), Mock(1 << 20), Mock(1 << 21)
+def provide_datasets(counts: Any, **_: Any) -> tuple[Mock, Mock, None]:
+    """Return the datasets of training and evaluation; there is none to test with, as with ``--split 99,1,0``."""
+    return Mock(0), Mock(1 << 20), None
 
 
 def provide_model(pre_process: bool = True, post_process: bool = True, **_: Any) -> GPTModel:
