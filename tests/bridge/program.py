@@ -42,14 +42,14 @@ def main(mode: str, folder: Path, arguments: list[str]) -> None:
     from megatron.bridge.models.model_provider import ModelProviderMixin
     from megatron.bridge.training import pretrain, train
 
-    from tests.megatron_lm.program import Built, fault
+    from tests.megatron_lm.program import Built, fault, model_of
     from unicron.bridge import run_script
 
     built = Built()
     provider: Any = ModelProviderMixin
     provider.provide_distributed_model = built.noting_model(provider.provide_distributed_model)
     train.train = pretrain.train = built.noting_place(train.train)
-    fault(folder, train, "evaluate_and_print_results")
+    fault(folder, train, "evaluate_and_print_results", model_of(""))
     built.run(mode, str(SCRIPT), folder, arguments, run_script)
 
 

@@ -27,13 +27,25 @@ SIGNAL = "UNICRON_TEST_SIGNAL"
 """Environment variable: the name of the signal that is sent in place of SIGKILL."""
 
 
-def fault(folder: Path, training: Any, evaluation: str, step: Callable[[], int] = lambda: 0) -> None:
+def model_of(script: str) -> Any:
+    """Return the class of the model that one of Megatron-LM's scripts trains."""
+    if script.endswith("t5.py"):
+        from megatron.core.models.T5 import T5Model as Model
+    elif script.endswith("mamba.py"):
+        from megatron.core.models.mamba import MambaModel as Model
+    else:
+        from megatron.core.models.gpt import GPTModel as Model
+    return Model
+
+
+def fault(folder: Path, training: Any, evaluation: str, model: Any, step: Callable[[], int] = lambda: 0) -> None:
     """Place a kill as the environment says.
 
     Args:
         folder: where it is noted that it is done.
         training: the owner's module that has ``train()``.
         evaluation: the name there of the function that evaluates.
+        model: the class of the model.
         step: returns the number of the present step.
     """
     text = os.environ.get(FAULT, "")
@@ -64,16 +76,15 @@ def fault(folder: Path, training: Any, evaluation: str, step: Callable[[], int] 
 
     import megatron.core.dist_checkpointing as dist_checkpointing
     import megatron.core.optimizer.optimizer as optimizers
-    from megatron.core.models.gpt import GPTModel
 
     from unicron.training.step import Step
 
     places: dict[str, tuple[Any, str]] = {
-        "forward": (GPTModel, "forward"),
+        "forward": (model, "forward"),
         "reduce": (Step, "_report_buckets"),
         "launch": (Step, "_before_launch"),  # of a bucket that is reduced beside the passes
         "unscale": (optimizers.MixedPrecisionOptimizer, "_unscale_main_grads_and_check_for_nan"),
-        "evaluate": (GPTModel, "forward"),
+        "evaluate": (model, "forward"),
         "save": (dist_checkpointing, "save"),
     }
     if where == "evaluate":
@@ -81,9 +92,9 @@ def fault(folder: Path, training: Any, evaluation: str, step: Callable[[], int] 
 
         @functools.wraps(evaluate)
         def evaluated(*args: Any, **kwargs: Any) -> Any:
-            if not hasattr(GPTModel, "placed"):
-                GPTModel.placed = True
-                before(GPTModel, "forward")
+            if not hasattr(model, "placed"):
+                model.placed = True
+                before(model, "forward")
             return evaluate(*args, **kwargs)
 
         setattr(training, evaluation, evaluated)
@@ -151,9 +162,11 @@ class Built:
 
 def main(mode: str, script: str, folder: Path, arguments: list[str]) -> None:
     """Be the process."""
-    from tests.megatron_lm import cpu
+    from tests.megatron_lm import cpu, mamba_kernels
 
     sys.path.insert(0, str(Path(script).parent))
+    if "--spec" in arguments:
+        mamba_kernels.install()
     cpu.apply()
     import megatron.training.training as training
 
@@ -166,7 +179,7 @@ def main(mode: str, script: str, folder: Path, arguments: list[str]) -> None:
     built = Built()
     training.setup_model_and_optimizer = built.noting_model(training.setup_model_and_optimizer, lambda found: found[0])
     training.train = built.noting_place(training.train)
-    fault(folder, training, "evaluate", lambda: training.get_args().curr_iteration + 1)
+    fault(folder, training, "evaluate", model_of(script), lambda: training.get_args().curr_iteration + 1)
     built.run(mode, script, folder, arguments, run_script)
 
 

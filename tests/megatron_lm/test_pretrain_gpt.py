@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -90,6 +90,7 @@ LAYOUTS = {
     "PP2, a batch that grows": (2, f"--pipeline-model-parallel-size 2 {GROWS}"),
     "DP2, a batch that grows": (2, GROWS),
     "TP2 and SP": (2, "--tensor-model-parallel-size 2 --sequence-parallel"),
+    "TP2, nothing to test with": (2, "--tensor-model-parallel-size 2 --split 90,10,0"),
 }
 
 
@@ -133,19 +134,27 @@ def test_three_replicas_are_as_far_from_stock_as_layouts_of_stock_are_from_each_
     assert 0.0 < farthest(three, ours) <= 2.0 * farthest(three, one)
 
 
-def write_script(folder: Path, extra: str = "") -> Path:
-    """Write what a worker runs, which saves every second step; return its path. ``extra``: further arguments."""
+def write_script(folder: Path, extra: str = "", script: str = "pretrain_gpt.py", given: Sequence[str] = ()) -> Path:
+    """Write what a worker runs, which saves every second step; return its path.
+
+    Args:
+        folder: is made.
+        extra: further arguments than those of a GPT.
+        script: of the checkout.
+        given: its arguments, in place of those of a GPT.
+    """
     folder.mkdir()
-    script = folder / "script.py"
+    path = folder / "script.py"
     saves = ["--save", str(folder / "checkpoints"), "--save-interval", "2", "--ckpt-format", "torch_dist"]
-    script.write_text(
+    words = [*saves, *(given or arguments(extra))]
+    path.write_text(
         "import sys\nfrom pathlib import Path\n"
         # A checkout has a package `tests` of its own, which would be found in place of this one.
         f"sys.path[:] = [{str(ROOT)!r}, *(place for place in sys.path if place != {CHECKOUT!r})]\n"
         f"from tests.megatron_lm.program import main\n"
-        f"main('unicron', {CHECKOUT + '/pretrain_gpt.py'!r}, Path({str(folder)!r}), {[*saves, *arguments(extra)]!r})\n"
+        f"main('unicron', {f'{CHECKOUT}/{script}'!r}, Path({str(folder)!r}), {words!r})\n"
     )
-    return script
+    return path
 
 
 async def train(
