@@ -28,9 +28,14 @@ RE_EXPORTED = {
 """Seams that their module has from another one: where they are defined."""
 
 
-def source_of(seam: Seam) -> str:
+MOVED = {"megatron/training/utils.py": "megatron/training/utils/common_utils.py"}
+"""Files that are another one from core 0.18 on."""
+
+
+def source_of(seam: Seam, checkout: Path) -> str:
     """Return the file that defines a seam, in a checkout."""
-    return RE_EXPORTED.get(seam.name, seam.module.replace(".", "/") + ".py")
+    found = RE_EXPORTED.get(seam.name, seam.module.replace(".", "/") + ".py")
+    return MOVED[found] if found in MOVED and not (checkout / found).exists() else found
 
 
 def parameters(seam: Seam, checkout: Path) -> list[str] | None:
@@ -38,7 +43,7 @@ def parameters(seam: Seam, checkout: Path) -> list[str] | None:
 
     What has another name there is an attribute that is found when it is asked for: nothing is known of its parameters.
     """
-    tree = ast.parse((checkout / source_of(seam)).read_text())
+    tree = ast.parse((checkout / source_of(seam, checkout)).read_text())
     found = parameters_in(tree, seam.name)
     if found is None and seam.renamed:
         names = {target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets

@@ -1,6 +1,6 @@
-"""Megatron-LM's own ``pretrain_t5.py`` and ``pretrain_mamba.py``: parameters are stock's, without and behind a fault.
+"""Megatron-LM's scripts of T5, BERT and Mamba hybrids: the parameters are stock's, without a fault and behind one.
 
-T5 reads text that is drawn here, since that script has no mock data. Mamba's kernels have stand-ins
+T5 and BERT read text that is drawn here, since their scripts have no mock data. Mamba's kernels have stand-ins
 (``mamba_kernels.py``), and the layers of the hybrid are megatron-core's own (``hybrid.py``).
 """
 
@@ -26,8 +26,17 @@ pytestmark = [
     pytest.mark.skipif(not CHECKOUT, reason="UNICRON_MEGATRON_LM names no checkout of Megatron-LM"),
 ]
 
-OF_A_GPT = {"--mock-data": 1, "--num-layers": 2, "--seq-length": 2, "--tokenizer-type": 2, "--vocab-size": 2}
-"""Arguments that T5 has otherwise, and how many words each is."""
+OF_A_GPT = {"--mock-data": 1, "--tokenizer-type": 2, "--vocab-size": 2}
+"""Arguments that T5 and BERT have otherwise, and how many words each is."""
+
+OWN = {
+    "T5": (
+        "--encoder-num-layers 2 --decoder-num-layers 2 --encoder-seq-length 32 --decoder-seq-length 16 "
+        "--kv-channels 16 --ffn-hidden-size 64 --vocab-extra-ids 20"
+    ),
+    "BERT": "--num-layers 2 --seq-length 32 --spec local --attention-backend local",
+}
+"""What each has of its own."""
 
 HYBRID = (
     "--num-layers 4 --spec tests.megatron_lm.hybrid stack --hybrid-override-pattern M*-M --mamba-head-dim 16 "
@@ -36,7 +45,7 @@ HYBRID = (
 
 TP2 = "--tensor-model-parallel-size 2 --sequence-parallel"
 
-SCRIPTS = {"T5": "pretrain_t5.py", "hybrid": "pretrain_mamba.py"}
+SCRIPTS = {"T5": "pretrain_t5.py", "BERT": "pretrain_bert.py", "hybrid": "pretrain_mamba.py"}
 
 
 NEEDS = pytest.mark.skipif(
@@ -50,13 +59,13 @@ def given(model: str, extra: str, data: Path) -> list[str]:
     if model == "hybrid":
         return arguments(f"{HYBRID} {extra}")
     found = arguments("")
-    for name, words in OF_A_GPT.items():
+    for name, words in (OF_A_GPT | {"--num-layers": 2, "--seq-length": 2}).items():
         place = found.index(name)
         del found[place : place + words]
     # In a process of its own: what megatron-core warns of as it is imported would be an error in this one.
-    program = [sys.executable, "-m", "tests.megatron_lm.t5_data", str(data)]
+    program = [sys.executable, "-m", "tests.megatron_lm.text_data", str(data)]
     text = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
-    return [*found, *text.stdout.split(), *extra.split()]
+    return [*found, *text.stdout.split(), *OWN[model].split(), *extra.split()]
 
 
 @pytest.mark.parametrize(
@@ -64,6 +73,8 @@ def given(model: str, extra: str, data: Path) -> list[str]:
     [
         ("T5", ""),
         ("T5", TP2),
+        ("BERT", ""),
+        ("BERT", TP2),
         *(
             pytest.param("hybrid", extra, marks=NEEDS)
             for extra in (f"--bf16 {DIVIDED}", TP2, "--pipeline-model-parallel-size 2")
@@ -89,7 +100,7 @@ def test_the_parameters_are_those_of_stock(model: str, extra: str, tmp_path: Pat
     assert differing(stock, ours) == []
 
 
-@pytest.mark.parametrize("model", ["T5", pytest.param("hybrid", marks=NEEDS)])
+@pytest.mark.parametrize("model", ["T5", "BERT", pytest.param("hybrid", marks=NEEDS)])
 async def test_a_process_that_is_lost_costs_no_step(model: str, tmp_path: Path, spec_file: SpecFile) -> None:
     words = given(model, "", tmp_path / "data")
     where = {"PYTHONPATH": os.pathsep.join(filter(None, (CHECKOUT, os.environ.get("PYTHONPATH"))))}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -12,6 +16,23 @@ from unicron.training.step import Step
 
 DEFAULT = ("lm loss",)
 """The report of a process in which no micro-batch was ever computed."""
+
+
+def averaging(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return Megatron-LM's ``average_losses_across_data_parallel_group`` without a collective in the passes of a step.
+
+    A loss function calls it for each micro-batch (``pretrain_bert.py``), of which replicas may have different numbers:
+    one would wait for another in vain. ``Reports`` averages over the replicas behind the passes. An evaluation, which
+    computes without gradients and equally many on each replica, is as in stock.
+    """
+
+    @functools.wraps(function)
+    def averaged(losses: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            return torch.cat([loss.detach().clone().view(1) for loss in losses])
+        return function(losses, *args, **kwargs)
+
+    return averaged
 
 
 class Reports:

@@ -190,6 +190,13 @@ SEAMS = (
         ("model",),
         "the model's configuration, which train() changes",
     ),
+    Seam(
+        "average_losses_across_data_parallel_group",
+        "megatron.training.utils",
+        "wrapped",
+        ("losses",),
+        "loss functions call it, in passes of which replicas may have different numbers",
+    ),
     Seam("preprocess_common_state_dict", TRAINING, "read", (), "for the last save"),
     Seam(
         "parse_args",

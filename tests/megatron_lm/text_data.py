@@ -1,4 +1,4 @@
-"""Text for ``pretrain_t5.py``, which has no mock data: documents of drawn words, and a vocabulary. For tests alone."""
+"""Text for the scripts of T5 and BERT, which have no mock data: documents of drawn words, and a vocabulary."""
 
 from __future__ import annotations
 
@@ -26,10 +26,8 @@ def write(folder: Path) -> list[str]:
     builder.finalize(f"{folder}/text.idx")
     return [
         *("--data-path", f"{folder}/text", "--data-cache-path", f"{folder}/cache", "--split", "90,10,0"),
-        *("--vocab-file", f"{folder}/vocabulary", "--vocab-extra-ids", "20", "--legacy-tokenizer"),
-        *("--tokenizer-type", "BertWordPieceLowerCase", "--kv-channels", "16", "--ffn-hidden-size", "64"),
-        *("--encoder-num-layers", "2", "--decoder-num-layers", "2"),
-        *("--encoder-seq-length", "32", "--decoder-seq-length", "16"),
+        *("--vocab-file", f"{folder}/vocabulary", "--legacy-tokenizer"),
+        *("--tokenizer-type", "BertWordPieceLowerCase"),
     ]
 
 
