@@ -6,12 +6,17 @@ import functools
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-KUBERNETES = Path(__file__).resolve().parents[1] / "deploy" / "kubernetes"
+ROOT = Path(__file__).resolve().parents[1]
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+
+VERSION: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+"""Of the project, and so of its images and its chart."""
 
 BUILD_S = 60.0
 """For kubectl, which takes a fifth of a second."""

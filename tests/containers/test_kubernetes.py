@@ -84,8 +84,8 @@ def running(built: dict[str, str], data: Path, tmp_path_factory: pytest.TempPath
         project,
         folder,
         {
-            "unicron-control:latest": built["CONTROL_IMAGE"],
-            "unicron-worker:latest": built["WORKER_IMAGE"],
+            f"unicron-control:{manifests.VERSION}": built["CONTROL_IMAGE"],
+            f"unicron-worker:{manifests.VERSION}": built["WORKER_IMAGE"],
             "nats:2.15-alpine": built["NATS_IMAGE"],
             "postgres:17-alpine": built["POSTGRES_IMAGE"],
         },
