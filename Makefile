@@ -26,7 +26,8 @@
 #   make fuzz                  ten minutes of malformed requests and messages to all services and an agent
 #   make openapi               writes docs/openapi.json, the description of the REST API
 #   make bus-page              writes docs/bus.md, the list of messages on the bus
-#   make dist                  builds the two wheels, of the library and of all else, into dist/
+#   make dist                  builds all that is published into dist/: wheels, bills of materials, with podman the images, too
+#   make dist-images           of these: the images as OCI archives, and their digests
 #   make clean                 removes what runs and tools left, and .venv
 
 SHELL := /bin/bash
@@ -43,7 +44,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-megatron-lm test-bridge test-nightly test-cores test-ranks test-e2e mutants test-cluster test-containers test-page screenshots test-slurm test-torch test-parity test-gpu test-no-false-alarm test-warm-up fuzz check check-types check-style audit notices requirements openapi bus-page dist format clean
+.PHONY: install demo test test-megatron-lm test-bridge test-nightly test-cores test-ranks test-e2e mutants test-cluster test-containers test-page screenshots test-slurm test-torch test-parity test-gpu test-no-false-alarm test-warm-up fuzz check check-types check-style audit notices requirements openapi bus-page dist dist-images format clean
 
 install: $(STAMP)
 
@@ -198,7 +199,7 @@ requirements: install
 notices: install
 	$(PIP) install -c constraints.txt --no-build-isolation --editable './unicron[train,s3,gcs]' \
 		--editable '.[agent,control,embedded,fast,plots,postgres]'
-	$(BIN)/python -m tests.packaging.notices
+	$(BIN)/python -m deploy.publish.notices
 
 # The description of the REST API in the repository; a test compares it with the application's.
 openapi: install
@@ -215,6 +216,26 @@ dist: install
 	rm -rf dist build unicron/build
 	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist ./unicron .
 	rm -rf build unicron/build
+	$(BIN)/python -m deploy.publish.sbom dist
+	@if command -v podman > /dev/null; then $(MAKE) dist-images; \
+		else echo "dist/ has no images: there is no podman (make dist-images)"; fi
+
+# BASE_IMAGE: another base than the Dockerfile's. BUILD_ARGS: more of podman build's arguments, such as `--build-arg
+# PIP_EXTRA_INDEX_URL=URL`. An archive has the image under its name and version; dist/images.txt has the digests.
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+BASE_IMAGE ?= docker.io/library/python:3.11-slim
+BUILD_ARGS ?=
+dist-images: install
+	mkdir -p dist
+	rm -f dist/*.oci.tar
+	set -e; for target in control worker; do \
+		image=unicron-$$target:$(VERSION); \
+		podman build $(BUILD_ARGS) --build-arg BASE_IMAGE=$(BASE_IMAGE) --target $$target --tag $$image \
+			--label org.opencontainers.image.version=$(VERSION) --label org.opencontainers.image.licenses=Apache-2.0 \
+			--label org.opencontainers.image.revision=$$(git rev-parse HEAD) .; \
+		podman save --format oci-archive --output dist/unicron-$$target-$(VERSION).oci.tar $$image; \
+	done
+	$(BIN)/python -m deploy.publish.archives dist
 
 format: install
 	$(BIN)/ruff check --fix .

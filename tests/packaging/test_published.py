@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 
+from deploy.publish import archives, sbom
 from tests.manifests import ROOT, VERSION, built, pod_template
 
 NAMED = ("docker-compose.yml", "Dockerfile", "deploy/kubernetes/**/*.yaml", "docs/**/*.md")
@@ -65,3 +72,64 @@ def test_texts_name_the_images_of_this_version() -> None:
 )
 def test_an_image_without_a_version_is_noticed(image: str, expected: bool) -> None:
     assert tagged(image) is expected
+
+
+# ---- bills of materials
+
+
+@pytest.fixture(scope="module")
+def bills() -> dict[str, dict[str, Any]]:
+    """The bill of each image, as it is published."""
+    return {image: json.loads(sbom.text(sbom.bill(image, of))) for image, of in sbom.contents().items()}
+
+
+def test_bills_follow_the_schema_of_cyclonedx(bills: dict[str, dict[str, Any]]) -> None:
+    validator = JsonStrictValidator(SchemaVersion.V1_6)
+    for bill in bills.values():
+        assert validator.validate_str(json.dumps(bill)) is None
+        component = bill["metadata"]["component"]
+        assert (component["type"], component["version"]) == ("container", VERSION)
+    assert validator.validate_str(json.dumps({**bill, "components": [{"name": "x"}]})) is not None
+
+
+def test_the_bill_of_the_control_image_has_what_it_installs_with_licences_and_hashes(
+    bills: dict[str, dict[str, Any]],
+) -> None:
+    found = {one["name"]: one for one in bills["unicron-control"]["components"]}
+    own = found.pop("unicron-cluster")
+    installed = (ROOT / "deploy" / "requirements-control.txt").read_text()
+    assert {f"{name}=={one['version']}" for name, one in found.items()} == set(
+        re.findall(r"^[a-z].*==\S+", installed, re.MULTILINE)
+    )
+    assert [name for name, one in found.items() if not one.get("licenses")] == []
+    hashes = {entry["content"] for one in found.values() for entry in one["externalReferences"][0]["hashes"]}
+    assert hashes == set(re.findall(r"--hash=sha256:(\w+)", installed))
+    assert "externalReferences" not in own
+
+
+def test_the_bill_of_the_worker_image_has_what_ranks_need(bills: dict[str, dict[str, Any]]) -> None:
+    exact = dict(re.findall(r"^([^#=\s]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    found = {one["name"]: one["version"] for one in bills["unicron-worker"]["components"]}
+    assert found.items() >= {"unicron": VERSION, "unicron-cluster": VERSION, "torch": exact["torch"]}.items()
+    assert {"megatron-core", "safetensors", "nats-py"} < found.keys()
+    assert found.keys().isdisjoint({"pytest", "fastapi"})
+
+
+# ---- archives
+
+
+def archive(path: Path, *names: str) -> Path:
+    """Make an OCI archive of images without content."""
+    manifests = [{"digest": f"sha256:{name}", "annotations": {archives.TITLE: f"localhost/{name}:1"}} for name in names]
+    text = json.dumps({"schemaVersion": 2, "manifests": manifests}).encode()
+    entry = tarfile.TarInfo("index.json")
+    entry.size = len(text)
+    with tarfile.open(path, "w") as tar:
+        tar.addfile(entry, io.BytesIO(text))
+    return path
+
+
+def test_the_digest_of_an_image_is_that_of_its_archive(tmp_path: Path) -> None:
+    assert archives.digest(archive(tmp_path / "a.tar", "a")) == ("localhost/a:1", "sha256:a")
+    with pytest.raises(ValueError, match=r"2 images, and not one"):
+        archives.digest(archive(tmp_path / "b.tar", "a", "b"))
