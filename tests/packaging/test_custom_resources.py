@@ -1,7 +1,8 @@
 """Objects that other projects' controllers read: they agree with our manifests, and with those projects' schemas.
 
-The schemas are not part of the repository: UNICRON_CRDS is a folder with the definitions (CustomResourceDefinition) of
-the Prometheus operator, as its repository has them in ``example/prometheus-operator-crd``.
+The schemas are not part of the repository: UNICRON_CRDS is a folder with definitions (CustomResourceDefinition) of the
+Prometheus operator, as its repository has them in ``example/prometheus-operator-crd``, and of Kueue, there in
+``config/components/crd/bases``.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import yaml
 
 from deploy.publish import chart
 from services.api.main import application
-from tests.manifests import built, pod_template
+from tests.manifests import KUBERNETES, built, find, pod_template
 
 CRDS = "UNICRON_CRDS"
+QUEUES = list(yaml.safe_load_all((KUBERNETES / "overlays" / "queue" / "queues.yaml").read_text()))
 OPTIONAL = [one for one in chart.build(chart.SOURCE) if one["apiVersion"].startswith(chart.OPTIONAL)]
 
 Record = dict[str, Any]
@@ -26,7 +28,7 @@ Record = dict[str, Any]
 
 def found(kind: str) -> Record:
     """Return the spec of the one object of a kind."""
-    (spec,) = (one["spec"] for one in OPTIONAL if one["kind"] == kind)
+    (spec,) = (one["spec"] for one in [*OPTIONAL, *QUEUES] if one["kind"] == kind)
     assert isinstance(spec, dict)
     return spec
 
@@ -58,6 +60,50 @@ def test_the_monitor_of_the_api_finds_its_service() -> None:
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
     assert "/metrics" in application().openapi()["paths"], "what is asked for by itself"
     assert endpoint["authorization"]["credentials"] == {"name": "unicron-metrics", "key": "token"}
+
+
+# ---- Kueue
+
+POWERS = {"": 1, "Gi": 2**30, "Ti": 2**40}
+
+
+def quantity(text: str | int) -> int:
+    """Return a quantity of Kubernetes as a number; of those that the manifests have."""
+    number = str(text).rstrip("GTi")
+    return int(number) * POWERS[str(text)[len(number) :]]
+
+
+def test_the_jobset_waits_in_a_queue_that_there_is() -> None:
+    jobset = find("queue", "JobSet", "reservation-a")
+    (queue,) = (one for one in QUEUES if one["kind"] == "LocalQueue")
+    assert jobset["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == queue["metadata"]["name"]
+    assert jobset["metadata"]["namespace"] == queue["metadata"]["namespace"]
+    names = {(one["kind"], one["metadata"]["name"]) for one in QUEUES}
+    assert ("ClusterQueue", found("LocalQueue")["clusterQueue"]) in names
+    (group,) = found("ClusterQueue")["resourceGroups"]
+    assert {("ResourceFlavor", flavor["name"]) for flavor in group["flavors"]} <= names
+
+
+def test_the_queue_has_room_for_all_that_the_jobset_asks_for() -> None:
+    """Kueue never admits what asks for a resource that its queue does not cover."""
+    jobset = find("queue", "JobSet", "reservation-a")
+    (job,) = jobset["spec"]["replicatedJobs"]
+    (agent,) = job["template"]["spec"]["template"]["spec"]["containers"]
+    (group,) = found("ClusterQueue")["resourceGroups"]
+    (flavor,) = group["flavors"]
+    quotas = {one["name"]: quantity(one["nominalQuota"]) for one in flavor["resources"]}
+    requests = agent["resources"]["requests"]
+    assert quotas.keys() == set(group["coveredResources"]) == requests.keys()
+    assert quotas == {name: job["template"]["spec"]["parallelism"] * quantity(one) for name, one in requests.items()}
+
+
+def test_the_queue_gives_nodes_that_have_no_agent_yet() -> None:
+    jobset = find("queue", "JobSet", "reservation-a")
+    template = pod_template(jobset)
+    assert template is not None
+    assert "nodeSelector" not in template["spec"], "Kueue adds that of the flavor"
+    daemons = find("production", "DaemonSet", "agent")["spec"]["template"]["spec"]["nodeSelector"]
+    assert found("ResourceFlavor")["nodeLabels"].keys().isdisjoint(daemons)
 
 
 # ---- schemas
@@ -96,6 +142,6 @@ def problems(document: Record, folder: Path) -> list[str]:
 @pytest.mark.skipif(CRDS not in os.environ, reason=f"{CRDS} names no folder of definitions")
 def test_objects_follow_the_definitions_of_their_kinds() -> None:
     folder = Path(os.environ[CRDS])
-    for document in OPTIONAL:
+    for document in [*OPTIONAL, *QUEUES]:
         assert problems(document, folder) == []
         assert problems({**document, "spec": {**document["spec"], "selektor": {}}}, folder), "it would notice a mistake"

@@ -27,7 +27,7 @@ ROOT = KUBERNETES.parents[1]
 VERSION = "1.37"
 """Of Kubernetes, whose schemas are used."""
 
-OVERLAYS = ("dev", "production", "reservation")
+OVERLAYS = ("dev", "production", "reservation", "queue")
 JOBSET = json.loads((Path(__file__).parent / "kubernetes_schemas" / "jobset-v1alpha2.json").read_text())
 SETTINGS = {f"UNICRON_{name.upper()}" for name in Settings.model_fields}
 COMPONENT = "app.kubernetes.io/component"
