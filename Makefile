@@ -229,6 +229,7 @@ dist: install
 
 # BASE_IMAGE: another base than the Dockerfile's. BUILD_ARGS: more of podman build's arguments, such as `--build-arg
 # PIP_EXTRA_INDEX_URL=URL`. IMAGES: with what the images' names begin. An archive has its image under name and version.
+# Labels are put on afterwards: podman leaves them out where it has all layers of an earlier build.
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 BASE_IMAGE ?= docker.io/library/python:3.11-slim
 BUILD_ARGS ?=
@@ -239,9 +240,10 @@ dist-images: install
 	rm -f $(DIST)/*.oci.tar
 	set -e; for target in control worker; do \
 		image=$(IMAGES)-$$target:$(VERSION); \
-		podman build $(BUILD_ARGS) --build-arg BASE_IMAGE=$(BASE_IMAGE) --target $$target --tag $$image \
-			--label org.opencontainers.image.version=$(VERSION) --label org.opencontainers.image.licenses=Apache-2.0 \
-			--label org.opencontainers.image.revision=$$(git rev-parse HEAD) .; \
+		podman build $(BUILD_ARGS) --build-arg BASE_IMAGE=$(BASE_IMAGE) --target $$target --tag $$image .; \
+		echo "FROM $$image" | podman build --no-cache --tag $$image --label org.opencontainers.image.version=$(VERSION) \
+			--label org.opencontainers.image.revision=$$(git rev-parse HEAD) \
+			--label org.opencontainers.image.licenses=Apache-2.0 -; \
 		podman save --format oci-archive --output $(DIST)/unicron-$$target-$(VERSION).oci.tar $$image; \
 	done
 	$(BIN)/python -m deploy.publish.archives $(DIST)
