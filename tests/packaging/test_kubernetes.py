@@ -20,13 +20,14 @@ from services.api.main import application
 from shared.bus.identities import SERVICES
 from shared.messages.health import AGENT
 from shared.settings.model import Settings, read_settings
+from tests import manifests
 from tests.manifests import KUBERNETES, built, find, pod_template
 
 ROOT = KUBERNETES.parents[1]
 VERSION = "1.37"
 """Of Kubernetes, whose schemas are used."""
 
-OVERLAYS = ("dev", "production", "reservation")
+OVERLAYS = ("dev", "production", "reservation", "queue")
 JOBSET = json.loads((Path(__file__).parent / "kubernetes_schemas" / "jobset-v1alpha2.json").read_text())
 SETTINGS = {f"UNICRON_{name.upper()}" for name in Settings.model_fields}
 COMPONENT = "app.kubernetes.io/component"
@@ -139,7 +140,7 @@ def test_commands_are_modules_and_images_are_targets(overlay: str) -> None:
             continue
         target = "worker" if component == "agent" else "control"
         assert target in targets
-        assert container["image"] == f"unicron-{target}:latest"
+        assert container["image"] == f"unicron-{target}:{manifests.VERSION}"
         if container["name"] != "folders":
             (module,) = re.findall(r"python -P -m ([\w.]+)$", " ".join(container["command"]))
             assert module == f"services.{component}.main"

@@ -65,7 +65,7 @@ def commands() -> Iterator[tuple[str, str]]:
                 yield from ((command, str(path.relative_to(ROOT))) for command in named(string))
     for pattern in TEXTS:
         for path in sorted(ROOT.glob(pattern)):
-            if not path.is_file() or path.suffix in {".png", ".svg"}:
+            if not path.is_file() or path.suffix in {".png", ".pyc", ".svg"}:
                 continue
             text = path.read_text()
             found = [*named(text), *(typed(text) if path.suffix == ".md" else ())]

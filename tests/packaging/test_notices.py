@@ -2,7 +2,7 @@
 
 import re
 
-from tests.packaging import notices
+from deploy.publish import notices
 
 ROWS = dict(re.findall(r"^\| ([a-z\d-]+) \| (\d\S*) \| [^|]+ \| [^|]* \|$", notices.FILE.read_text(), re.MULTILINE))
 

@@ -71,6 +71,25 @@ def needed(requirements: Iterable[Requirement]) -> set[str]:
     return found
 
 
+def licence(name: str) -> str:
+    """Return the licence of an installed distribution, as its metadata names it.
+
+    Raises:
+        PackageNotFoundError: it is not installed.
+        ValueError: its metadata names no licence.
+    """
+    metadata = importlib.metadata.metadata(name)
+    fields = {key: metadata.get_all(key) or [] for key in ("License-Expression", "License", "Classifier")}
+    classified = [text.split(" :: ")[-1] for text in fields["Classifier"] if text.startswith("License ::")]
+    named = [text for text in fields["License"] if "\n" not in text and len(text) <= LONGEST_LICENCE]
+    # The two may differ, or one says more; "Apache Software License" adds nothing to "Apache 2.0".
+    more = [text for text in classified if not any(text.split()[0] in name for name in named)]
+    found = " AND ".join(fields["License-Expression"]) or ", ".join(named + more)
+    if not found:
+        raise ValueError(f"{name}: its metadata names no licence")
+    return found
+
+
 def row(name: str) -> str:
     """Return the row of an installed distribution.
 
@@ -79,19 +98,13 @@ def row(name: str) -> str:
         ValueError: its metadata names no licence.
     """
     metadata = importlib.metadata.metadata(name)
-    keys = ("License-Expression", "License", "Classifier", "Project-URL", "Home-page")
-    fields = {key: metadata.get_all(key) or [] for key in keys}
-    classified = [text.split(" :: ")[-1] for text in fields["Classifier"] if text.startswith("License ::")]
-    named = [text for text in fields["License"] if "\n" not in text and len(text) <= LONGEST_LICENCE]
-    # The two may differ, or one says more; "Apache Software License" adds nothing to "Apache 2.0".
-    more = [text for text in classified if not any(text.split()[0] in name for name in named)]
-    licence = " AND ".join(fields["License-Expression"]) or ", ".join(named + more)
-    urls = {label.lower(): url for label, url in (text.split(", ", 1) for text in fields["Project-URL"])}
+    urls = {
+        label.lower(): url for label, url in (text.split(", ", 1) for text in metadata.get_all("Project-URL") or [])
+    }
     labels = ("homepage", "home", "home-page", "repository", "source", "source code", "code", "github", *urls)
-    pages = [*fields["Home-page"], *(urls[label] for label in labels if label in urls)]
-    if not licence:
-        raise ValueError(f"{name}: its metadata names no licence")
-    return f"| {name} | {Version(metadata['Version']).public} | {licence} | {f'<{pages[0]}>' if pages else ''} |"
+    pages = [*(metadata.get_all("Home-page") or []), *(urls[label] for label in labels if label in urls)]
+    page = f"<{pages[0]}>" if pages else ""
+    return f"| {name} | {Version(metadata['Version']).public} | {licence(name)} | {page} |"
 
 
 if __name__ == "__main__":
