@@ -24,6 +24,7 @@ class LocalBus(Bus):
         handle: Callable[[Any], Awaitable[Any]],
         *parts: str,
         refuse: Callable[[Undecodable], Any] | None = None,
+        group: str = "",
     ) -> None:
         self._served[endpoint.at(*parts)] = endpoint.receiver(handle, refuse, self.dropped)
 

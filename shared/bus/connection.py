@@ -267,13 +267,15 @@ class Bus:
         handle: Callable[[Request], Awaitable[Reply]],
         *parts: str,
         refuse: Callable[[Undecodable], Reply] | None = None,
+        group: str = "",
     ) -> None:
         """Reply to the requests to an endpoint with the return value of ``handle``; they are handled concurrently.
 
         A request that is not readable is counted and logged in ``dropped``, and its reply is what ``refuse`` returns;
-        None: all can be read (``NOTHING``). ``parts``: as for ``subscribe``. See also ``answer``.
+        None: all can be read (``NOTHING``). ``parts``: as for ``subscribe``. ``group``: of several processes that name
+        the same one, each request comes to one. See also ``answer``.
         """
-        await self.answer(endpoint.at(*parts), endpoint.receiver(handle, refuse, self.dropped))
+        await self.answer(endpoint.at(*parts), endpoint.receiver(handle, refuse, self.dropped), group)
 
     async def send(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
         """Send bytes to all subscribers, without a confirmation. While reconnecting the message is buffered.
@@ -324,7 +326,7 @@ class Bus:
 
         await self._listen(subject, receive)
 
-    async def answer(self, subject: str, handle: Callable[[str, bytes], Awaitable[bytes]]) -> None:
+    async def answer(self, subject: str, handle: Callable[[str, bytes], Awaitable[bytes]], group: str = "") -> None:
         """Reply to requests with the return value of ``handle(subject, data)``; they are handled concurrently.
 
         Exceptions of ``handle`` are logged with their traceback; the requester gets no reply. For ``Unavailable``,
@@ -350,7 +352,7 @@ class Bus:
             self._requests.add(task)
             task.add_done_callback(self._requests.discard)
 
-        await self._listen(subject, receive)
+        await self._listen(subject, receive, group)
 
     def stay_away(self, duration_s: float) -> None:
         """Drop the connection, as an injected fault, and make no other one before this time has passed.
@@ -433,9 +435,10 @@ class Bus:
     async def _on_closed(self) -> None:
         self._closed.set()
 
-    async def _listen(self, subject: str, receive: Callable[[Msg], Awaitable[None]]) -> None:
+    async def _listen(self, subject: str, receive: Callable[[Msg], Awaitable[None]], group: str = "") -> None:
         await self._client.subscribe(
             subject,
+            group,
             cb=receive,
             pending_msgs_limit=PENDING_MESSAGES,
             pending_bytes_limit=PENDING_BYTES,

@@ -77,6 +77,21 @@ async def test_requests_are_served_concurrently(bus: Bus, nats: OpenServer) -> N
     await other.close()
 
 
+async def test_of_a_group_one_answers_each_request(bus: Bus) -> None:
+    asked: list[str] = []
+    for member in ("one", "other"):
+
+        async def answer(_: str, data: bytes, member: str = member) -> bytes:
+            asked.append(member)
+            return data
+
+        await bus.answer("test.shared", answer, "group")
+    for number in range(20):
+        assert await bus.request("test.shared", b"%d" % number, timeout_s=LIMIT_S) == b"%d" % number
+    await bus.wait_connected()
+    assert (len(asked), {*asked}) == (20, {"one", "other"})
+
+
 async def test_requests_without_an_answer(bus: Bus) -> None:
     async def fail(data: bytes) -> bytes:
         raise ValueError(data)
