@@ -34,7 +34,9 @@ from services.api.store.feed import Feed
 from services.api.store.projection_store import Store, database_url
 from services.api.store.readers import ViewReader
 from services.api.store.tables import CLUSTER, NODES, TASKS
+from services.api.submission.code_store import CodeStore
 from services.api.submission.resumption import as_logged, check_free, resumed
+from services.api.submission.shipped_code import ShippedCode
 from services.api.submission.submission_keys import check_unused, other_specification
 from services.api.submission.submitted_inputs import check_inputs, check_paths, directories
 from services.api.task_metrics.collector import Collector
@@ -78,6 +80,8 @@ class Gateway:
     computations: Computations = field(default_factory=Computations)
     own_files: OwnFiles = field(init=False)
     """Files of tasks on this machine."""
+    code: ShippedCode = field(init=False)
+    """The code that comes along with tasks."""
     metrics: Collector = field(init=False)
     """The metrics that scripts log."""
     sessions: BrowserSessions = field(init=False)
@@ -86,6 +90,7 @@ class Gateway:
 
     def __post_init__(self) -> None:
         self.own_files = OwnFiles(self.settings.run_dir)
+        self.code = ShippedCode(CodeStore(database_url(self.settings, "code")), self.read)
         store = MetricStore(database_url(self.settings, "metrics"))
         self.metrics = Collector(store, self.read, self.own_files, self.node_files)
         self.sessions = BrowserSessions(self.settings.run_dir / "browser-sessions.json")
@@ -151,6 +156,8 @@ class Gateway:
         spec = with_place(with_paths(spec), self.settings.checkpoint_url)
         allowed = self.settings.input_directories
         check_paths(spec, actor, allowed)
+        if spec.code is not None:
+            await asyncio.to_thread(self.code.name, spec.code, actor)
         event_id = derived_id(f"idempotency/{key}", "api") if key else str(uuid.uuid4())
         checked = False
         for attempt in range(_ATTEMPTS):
@@ -234,7 +241,9 @@ def as_text(model: BaseModel) -> str:
 
 
 def with_paths(spec: TaskSpec) -> TaskSpec:
-    """Return the specification with absolute paths. Whether files are there is the nodes' to say.
+    """Return the specification with absolute paths, but those in code that comes along.
+
+    Whether files are there is the nodes' to say.
 
     Raises:
         InvalidInput: ``data`` or ``script`` can be no path on any machine.
@@ -244,7 +253,7 @@ def with_paths(spec: TaskSpec) -> TaskSpec:
         if "\0" in path or len(path) > PATH_CHARACTERS:
             what = f"not a usable path: at most {PATH_CHARACTERS} characters, and no null byte"
             raise _refused(name, path, what)
-    changes: dict[str, object] = {name: os.path.abspath(path) for name, path in given.items()}
+    changes: dict[str, object] = {name: os.path.abspath(path) for name, path in given.items() if spec.code is None}
     if spec.checkpoint.directory is not None:
         directory = os.path.abspath(spec.checkpoint.directory)
         changes["checkpoint"] = spec.checkpoint.model_copy(update={"directory": directory})

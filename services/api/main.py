@@ -38,6 +38,7 @@ from services.api.routers import (
     costs,
     events,
     faults,
+    files,
     health,
     ids,
     incidents,
@@ -48,7 +49,6 @@ from services.api.routers import (
     page,
     planning,
     plans,
-    results,
     slow_workers,
     task_metrics,
     tasks,
@@ -80,7 +80,7 @@ ROUTERS = tuple(
     for module in (
         tasks,
         task_metrics,
-        results,
+        files,
         nodes,
         limits,
         faults,
@@ -200,6 +200,7 @@ async def serve(context: Context) -> None:
         await context.bus.subscribe(HEARTBEATS, live.hear)
         await context.bus.subscribe(REACHABILITY, live.hear_detector)
         gateway = Gateway(settings, context.bus, context.journal, store, feed, live, context.registry)
+        await gateway.code.serve(context.bus)
         app = create_app(gateway)
         listening = listen(settings.host, settings.port)
         config = uvicorn.Config(
@@ -220,6 +221,7 @@ async def serve(context: Context) -> None:
         signing = asyncio.create_task(heads.keep_signing(), name="signed-heads")
         sending = asyncio.create_task(notices.keep_sending(gateway), name="notices")
         collecting = asyncio.create_task(gateway.metrics.keep_collecting(), name="metrics")
+        removing = asyncio.create_task(gateway.code.keep_removing(), name="code")
         try:
             await _first(asyncio.create_task(server.listens.wait()), serving, following)
             write_port(settings.run_dir, listening.getsockname()[1])
@@ -229,8 +231,9 @@ async def serve(context: Context) -> None:
             await feed.close()
             server.should_exit = True
             await asyncio.wait({serving})
-            await cancelled(following, signing, sending, collecting)
+            await cancelled(following, signing, sending, collecting, removing)
             await gateway.metrics.close()
+            await gateway.code.close()
     finally:
         await asyncio.to_thread(store.close)
 

@@ -3,7 +3,7 @@
 An agent serves three kinds of files and no others: the output of ranks, the metrics that they have logged, and the
 parameters of finished tasks (``shared.messages.task_folders``). About the files that a submission names an agent says
 only whether a rank there could use them. Each request is answered by itself: a caller repeats what was lost, and reads
-a file chunk by chunk.
+a file chunk by chunk. So do agents, which ask the api for the code that comes along with tasks.
 
 A reply is one line of JSON, and after it the bytes that were read.
 """
@@ -19,6 +19,7 @@ from shared.bus.messages import MAX_INTEGER, REASON_CHARACTERS, Integer, Message
 from shared.errors import NotFound, Unavailable, Undecodable, UnicronError
 from shared.model import Model
 from shared.names import FilePath, Name, WorkerName
+from shared.tasks.code import Digest
 from shared.tasks.secrets import Place
 
 CHUNK_BYTES = 256 << 10
@@ -129,7 +130,8 @@ class CheckInputs(Message):
     ``vocabulary``: the model's, which has to fit a text. ``task``: the task under whose user the agent looks at the
     files, if tasks have users of their own. ``directories``: folders below which the files have to be, wherever links
     lead; None: anywhere. ``secrets``: the variables that the agent would read for the task. ``python``: the Python in
-    which the library is to run its processes; None: the node's own.
+    which the library is to run its processes; None: the node's own. ``ships``: whether the task's code comes along:
+    relative paths are of its folder, which is not here yet.
     """
 
     kind: Literal["check-inputs"] = "check-inputs"
@@ -140,6 +142,13 @@ class CheckInputs(Message):
     directories: list[FilePath] | None = None
     secrets: dict[str, Place] = Field(default_factory=dict)
     python: FilePath | None = None
+    ships: bool = False
+
+    @property
+    def paths(self) -> list[tuple[str, str]]:
+        """Field and path of what has to be here."""
+        named = (("data", self.data), ("script", self.script))
+        return [(field, path) for field, path in named if path is not None and not (self.ships and path[:1] != "/")]
 
 
 FilesRequest = Annotated[
@@ -215,6 +224,21 @@ FILES = Endpoint(
 )
 """A reply takes milliseconds, with delays of 200 ms and losses on the way a second, and on a machine with every core
 busy as long again. A node that takes longer is named in the api's answer."""
+
+
+class ReadCode(Message):
+    """Read a piece of the archive of a task's code, which the sender needs to start the task's processes."""
+
+    node: Name
+    task: Name
+    digest: Digest
+    offset: Offset
+
+
+CODE = Endpoint(
+    "unicron.code.*", ReadCode, FILES.reply, by=("node",), to=("api",), timeout_s=FILES.timeout_s, names_sender=True
+)
+"""A reply has ``CHUNK_BYTES``, or what is left. One of the apis answers."""
 
 
 def successful(answer: FilesAnswer) -> FilesAnswer:

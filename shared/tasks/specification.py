@@ -15,6 +15,7 @@ from shared.field_problems import MISSING, problem_of, sentence
 from shared.model import Model
 from shared.names import Name
 from shared.tasks import secrets
+from shared.tasks.code import WORKING_DIRECTORY, Code, is_inside
 from shared.tasks.secrets import Place
 from shared.unknown_names import unknown_field_of
 
@@ -240,6 +241,9 @@ class TaskSpec(Model):
     """How long a task that fails again and again is tried without a new step; then it waits for its operator."""
     script: str | None = None
     """A Python file to run in place of the built-in GPT trainer; it uses ``unicron`` itself, or ``loop`` says whose."""
+    code: Code | None = Field(default=None, exclude_if=lambda code: code is None)
+    """The code that comes along: ``script``, and ``data`` if it is a relative path, are of its folder. The api keeps it
+    (``PUT /v1/code/{digest}``), and removes it when no task names it that is not deleted."""
     arguments: Annotated[list[Argument], Field(max_length=MAX_ARGUMENTS)] = Field(
         default_factory=list, exclude_if=lambda arguments: not arguments
     )
@@ -353,6 +357,18 @@ class TaskSpec(Model):
             self.module is None or f"/{path}".endswith("/" + self.module.replace(".", "/")),
             f"module: script must be its file, {(self.module or '').replace('.', '/')}.py or its __main__.py",
         )
+        if self.code is not None:
+            yield self.script is not None, "code: only beside script"
+            yield is_inside(self.script or ""), "script: must be a path below the folder of the code that comes along"
+            yield (
+                self.data.startswith("/") or is_inside(self.data),
+                "data: must be a path below the folder of the code that comes along, or an absolute one",
+            )
+            directory = self.env.get(WORKING_DIRECTORY, "")
+            yield (
+                directory.startswith("/") or is_inside(directory),
+                f"env: {WORKING_DIRECTORY} must be below the folder of the code that comes along, or an absolute path",
+            )
         yield self.restarts_whole or not self.not_healed, "not_healed: only beside loop restart"
         yield (
             not self.restarts_whole or self.workers.min == self.workers.max,

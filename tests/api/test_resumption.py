@@ -67,7 +67,12 @@ def test_every_field_may_change_or_not() -> None:
         "max_restarts": 9, "finish_timeout_s": 90, "progress_timeout_s": 60, "env": {"A": "b"},
         "secrets": {"S": "file:/s"}, "script": "/b/c.py", "arguments": ["--lr", "1"], "module": "b.c",
     }  # fmt: skip
-    assert {*free, "not_healed"} == set(CHANGEABLE)
+    assert {*free, "code", "not_healed"} == set(CHANGEABLE)
+    code: dict[str, Any] = {"digest": "0" * 64, "size_bytes": 10_240, "files": 1}
+    shipped: dict[str, Any] = {"script": "c.py", "data": "c.py", "code": code}
+    own = stopped(spec(script="/a.py", data="/a.py"))  # its data are its own business, wherever the script is
+    assert resumed(own, spec(**shipped))[1:] == ("/c40", 40)
+    assert resumed(stopped(spec(**shipped)), spec(**shipped | {"code": code | {"files": 2}}))[1:] == ("/c40", 40)
     assert resumed(known, spec(**free))[1:] == ("/c40", 40)
     restarting: dict[str, Any] = {"script": "/a.py", "loop": "restart", "workers": {"min": 2, "max": 2}}
     whole = stopped(spec(**restarting, not_healed="model: a batch norm"))

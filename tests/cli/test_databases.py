@@ -22,6 +22,7 @@ from shared.messages.admission import AGENT_RESTART, AgentRestart, AgentRestartR
 from shared.messages.injection import FAULTS, FaultRequest, FaultResult
 from shared.messages.self_test import SELF_TEST, SelfTest, SelfTestResult
 from shared.settings.model import Settings
+from shared.tasks.code_archive import code_of, pack
 from shared.tasks.specification import TaskState
 from tests.api.kit import START, Server, serving
 from tests.api.node_machines import NodeMachines, write_output
@@ -152,13 +153,14 @@ PATHS: Mapping[str, Sequence[str]] = {
     "/v1/slow-workers/{slowdown}/postmortem": ["slow-0"],
     "/v1/plans/{plan}": ["start", "p0", "no-room", "answer", "stop-refused"],
     "/v1/limits/{task}": ["gpt"],
+    "/v1/code/{digest}": ["0" * 64],
     "/open/{code}": ["unknown"],
 }  # fmt: skip
 """Path -> what its last parameter may be."""
 
-STATUSES = {"/open/unknown": 404, "/readyz": 503, "/v1/limits/gpt": 404}
+STATUSES = {"/open/unknown": 404, "/readyz": 503, "/v1/limits/gpt": 404, f"/v1/code/{'0' * 64}": 404}
 """Path -> the status of what is asked for there; else 200. No detector, planner or transition says that it is ready,
-and no detector knows the task."""
+no detector knows the task, and no code has come along."""
 
 NEEDED: Mapping[str, dict[str, Any]] = {
     "/v1/ids": {"kind": "incident"},
@@ -298,7 +300,11 @@ def assert_same(one: Any, other: Any, asked: object) -> None:
 
 # ---- requests that change something
 
+ARCHIVE = pack(Path(__file__).parent, [Path(__file__).name])
+
 CHANGES: Sequence[tuple[str, str, Any, int]] = (
+    ("PUT", f"/v1/code/{code_of(ARCHIVE).digest}", ARCHIVE, 201),
+    ("PUT", f"/v1/code/{code_of(ARCHIVE).digest}", ARCHIVE, 200),
     ("POST", "/v1/tasks", {"name": "second"}, 201),
     ("POST", "/v1/tasks", {"name": "second"}, 200),  # by its key
     ("PATCH", "/v1/tasks/gpt", {"weight": 2.0}, 200),
@@ -326,7 +332,10 @@ async def test_every_change_is_made(opened: Opened) -> None:
     for method, path, body, status in CHANGES:
         sent = bodies["second"] if path == "/v1/tasks" else bodies["problem"] if body == "problem" else body
         headers = {"Idempotency-Key": "one"} if path == "/v1/tasks" else {}
-        answer = await server.http.request(method, path, json=sent, headers=headers)
+        if isinstance(sent, bytes):
+            headers["Content-Type"] = "application/x-tar"
+        content = {"content" if isinstance(sent, bytes) else "json": sent}
+        answer = await server.http.request(method, path, headers=headers, **content)
         assert answer.status_code == status, (method, path, answer.text)
     changes = {
         (method.upper(), path)

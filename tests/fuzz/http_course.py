@@ -28,6 +28,8 @@ TIMEOUT_S = 60.0
 UNAVAILABLE = 503
 """What asks an agent that there is none of, or for too much, is answered so."""
 
+schemathesis.serializer.alias("application/x-tar", "application/octet-stream")
+
 CHECKS = [
     status_code_conformance,
     content_type_conformance,

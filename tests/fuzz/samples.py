@@ -25,6 +25,7 @@ from shared.messages.common_time import TIME, TimeReply
 from shared.messages.health import AGENT, HEALTH, Health
 from shared.messages.limits_in_force import LIMITS, LimitsReply, LimitsRequest, NodeLimits
 from shared.messages.node_files import (
+    CODE,
     FILES,
     CheckInputs,
     DescribeResult,
@@ -33,6 +34,7 @@ from shared.messages.node_files import (
     ListMetrics,
     ListOutput,
     RankFile,
+    ReadCode,
     ReadMetrics,
     ReadOutput,
     ReadResult,
@@ -74,6 +76,8 @@ FILE_REQUESTS: list[Model] = [
     ReadResult(task="gpt", generation=1, offset=0),
     CheckInputs(data="/none", script="/none.py", vocabulary=257),
 ]
+
+CODE_REQUESTS: list[Model] = [ReadCode(node="n0", task="gpt", digest="0" * 64, offset=0)]
 
 PROBE_REQUESTS: list[Model] = [
     ProbeRequest(peers={"n1": ProbeTarget(address="127.0.0.1:1", incarnation=INCARNATION)}, timeout_s=0.01)
@@ -128,6 +132,7 @@ KINDS: list[tuple[Codec[Any], Sequence[Model]]] = [
     (PROBE.request, PROBE_REQUESTS),
     (PROBE.reply, [ProbeReply(node="n0", outcomes={"n1": "silent"}, round_trips_s={"n1": 0.1})]),
     (FILES.request, FILE_REQUESTS),
+    (CODE.request, CODE_REQUESTS),
     (
         FILES.reply,
         [
@@ -176,6 +181,7 @@ def service_targets(node: str) -> list[Target]:
         Target(DEPARTURES.at(node), DEPARTURES.request, LEAVING_SAMPLES),
         Target(TIME.subject, TIME.reply, TIMES),
         *(Target(HEALTH.at(name), HEALTH.reply, HEALTHS) for name in SERVICES),
+        Target(CODE.at(node), CODE.request, CODE_REQUESTS),
         Target(HEARTBEATS.at(node), HEARTBEATS.request, [heartbeat()], answers=False),
         Target(LIMITS.subject, LIMITS.request, LIMITS_REQUESTS),
         Target(REACHABILITY.subject, REACHABILITY.request, REACHABILITIES, answers=False),

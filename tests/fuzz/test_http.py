@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,8 @@ from shared.events.union import WorkerSlowed
 from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.settings.model import Settings
-from tests.api.kit import Story, serving
+from shared.tasks.code_archive import code_of, pack
+from tests.api.kit import Server, Story, serving
 from tests.fuzz.http_course import course
 
 THERE = {
@@ -28,6 +30,7 @@ THERE = {
 }
 
 IN_VAIN = {
+    "PUT /v1/code/{digest}",  # few bytes are an archive, and none is the one of a digest
     "GET /v1/tasks/{name}/result",  # the task runs
     "POST /v1/tasks/{name}/resume",
     "DELETE /v1/tasks/{name}",
@@ -47,6 +50,15 @@ EXAMPLES = 4
 """Of each operation and way: seconds of processor time in all."""
 
 
+async def shipped(server: Server) -> str:
+    """Send the code of a task; return its digest."""
+    archive = pack(Path(__file__).parent, [Path(__file__).name])
+    digest = code_of(archive).digest
+    answer = await server.http.put(f"/v1/code/{digest}", content=archive, headers={"Content-Type": "application/x-tar"})
+    assert answer.status_code == 201, answer.text
+    return digest
+
+
 async def test_no_request_is_answered_otherwise_than_the_document_says(
     settings: Settings, bus: Bus, log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +71,8 @@ async def test_no_request_is_answered_otherwise_than_the_document_says(
     monkeypatch.setattr(main, "Gateway", quick)
     document = openapi.document(main.application())
     async with Journal(log, bus) as journal, serving(settings, bus, journal) as server:
-        found = await asyncio.to_thread(course, server.url, document, examples=EXAMPLES, seed=1, there=THERE)
+        there = THERE | {"digest": [await shipped(server)]}
+        found = await asyncio.to_thread(course, server.url, document, examples=EXAMPLES, seed=1, there=there)
         assert (await server.http.get("/healthz")).status_code == 200
         assert (await server.http.post("/v1/tasks", json=server.spec("afterwards"))).status_code == 201
     operations = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}

@@ -20,7 +20,9 @@ from services.api.http.problems import problem_response
 from shared.errors import InvalidInput, UnicronError
 from shared.service.http_server import KnownHosts
 
-CONTENT_TYPES = ("application/json", "application/yaml", "application/x-yaml", "application/merge-patch+json")
+CONTENT_TYPES = (
+    "application/json", "application/yaml", "application/x-yaml", "application/merge-patch+json", "application/x-tar"
+)  # fmt: skip
 """The types that bodies may have. A browser asks the server for permission before it sends one of them for another
 site."""
 
@@ -50,7 +52,7 @@ class CrossOrigin(UnicronError):
 
 
 class UnsupportedContentType(InvalidInput):
-    """A body of another content type than JSON and YAML."""
+    """A body of another content type than JSON, YAML and archives."""
 
     code = "unsupported-content-type"
     status = 415

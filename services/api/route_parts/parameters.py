@@ -51,7 +51,7 @@ _MEANINGS = {
     409: "it contradicts the present state",
     412: "it is not as the client has read it",
     413: "the body is too large",
-    415: "the body is neither JSON nor YAML",
+    415: "the body is of another type than is taken",
     416: "the range begins behind the end",
     421: "the host is no name of this server",
     422: "a field, its value, and what is allowed",

@@ -26,10 +26,12 @@ class SharedTables:
         url: SQLAlchemy URL.
         metadata: of the tables.
         what: what they keep, for errors.
+        private: whether other users of the machine may not read a file of SQLite.
     """
 
-    def __init__(self, url: str, metadata: MetaData, what: str) -> None:
+    def __init__(self, url: str, metadata: MetaData, what: str, *, private: bool = False) -> None:
         path = sqlite_path(url)
+        self._private_file = path if private else None
         place = URL.create("sqlite", database=str(path)) if path is not None else with_timeouts(make_url(url))
         self._engine = create_engine(place, pool_pre_ping=path is None)
         self._metadata, self._what, self._made = metadata, what, False
@@ -52,6 +54,8 @@ class SharedTables:
         close_engine(self._engine)
 
     def _make(self) -> None:
+        if self._private_file is not None:
+            self._private_file.touch(mode=0o600)
         try:
             self._metadata.create_all(self._engine)
         except DBAPIError:

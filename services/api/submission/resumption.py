@@ -16,7 +16,7 @@ from shared.views.documents import TaskView
 
 CHANGEABLE = (
     "steps", "weight", "workers", "checkpoint", "parallel", "max_restarts", "finish_timeout_s", "progress_timeout_s",
-    "env", "secrets", "script", "arguments", "module", "not_healed",
+    "env", "secrets", "script", "code", "arguments", "module", "not_healed",
 )  # fmt: skip
 """Fields that a task which goes on from a checkpoint may have otherwise, with all below them.
 
@@ -79,10 +79,7 @@ def as_logged(spec: TaskSpec, logged: TaskSpec) -> TaskSpec:
 
 def _changed(earlier: TaskSpec, spec: TaskSpec) -> Iterator[tuple[str, object, str]]:
     """Yield field, new value and problem of what a task that goes on has to keep. The model is one thing."""
-    # A path that was logged relative was used from here.
-    was, now = (
-        one.model_dump(mode="json", by_alias=True) | {"data": os.path.abspath(one.data)} for one in (earlier, spec)
-    )
+    was, now = (one.model_dump(mode="json", by_alias=True) | {"data": _data(one)} for one in (earlier, spec))
     if (earlier.script is None) != (spec.script is None):
         yield "script", spec.script, _keeps(f"was {earlier.script!r}")
     of_model: list[str] = []
@@ -97,6 +94,12 @@ def _changed(earlier: TaskSpec, spec: TaskSpec) -> Iterator[tuple[str, object, s
             yield field, new, _keeps(f"was {old!r}")
     if of_model:
         yield "model", "...", _keeps("; ".join(of_model))
+
+
+def _data(spec: TaskSpec) -> str:
+    """Return what the data of a task are. Which file a script is that has no others may change."""
+    # A path that was logged relative was used from here.
+    return "the script's own" if spec.data == spec.script else os.path.abspath(spec.data)
 
 
 def differences(was: dict[str, Any], now: dict[str, Any], above: str = "") -> Iterator[tuple[str, object, object]]:

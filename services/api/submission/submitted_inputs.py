@@ -61,10 +61,10 @@ def check_paths(spec: TaskSpec, actor: Actor, allowed: Sequence[Path]) -> None:
 
 
 def _paths(spec: TaskSpec) -> Iterator[tuple[str, str]]:
-    """Yield field and value of each path in a specification."""
-    yield "data", spec.data
-    if spec.script is not None:
-        yield "script", spec.script
+    """Yield field and value of each path on the nodes in a specification."""
+    for field, path in (("data", spec.data), ("script", spec.script)):
+        if path is not None and (spec.code is None or os.path.isabs(path)):
+            yield field, path
     if spec.python is not None:
         yield "python", spec.python
     place = spec.checkpoint
@@ -98,6 +98,7 @@ async def check_inputs(spec: TaskSpec, nodes: Sequence[NodeFiles], below: Sequen
         directories=None if below is None else [str(directory) for directory in below],
         secrets=spec.secrets,
         python=None if spec.restarts_whole else spec.python,
+        ships=spec.code is not None,
     )
     answers = await asyncio.gather(*(_problems(node, request) for node in nodes))
     concerned: dict[InputProblem, list[str]] = {}
@@ -108,6 +109,7 @@ async def check_inputs(spec: TaskSpec, nodes: Sequence[NodeFiles], below: Sequen
         "data": spec.data,
         "script": spec.script,
         "python": spec.python,
+        "code": str(spec.code),
         "model.vocabulary": spec.model.vocabulary,
         **{f"secrets.{name}": place for name, place in spec.secrets.items()},
     }
