@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from unicron.errors import WrongLoop
+from unicron.errors import InvalidSpec, WrongLoop
 from unicron.megatron import cpu as megatron_cpu
 from unicron.process import output, processes
 from unicron.protocol import environment
@@ -231,11 +231,15 @@ def child() -> int:
     stacks = int(os.environ.pop(environment.STACKS, "2"))  # no concern of the script, nor of what it starts
     path, code = Path(os.environ[environment.SPEC]), 0
     try:
+        if refused := environment.text(environment.CODE_REFUSED):
+            raise InvalidSpec(refused)
         task = spec.load(path)
         if task.script:
             enter_directory()
             if task.loop != spec.RESTART and (folder := foreign_core(task.script, task.module)):
                 begin_anew(folder, stacks)
+        if digest := environment.text(environment.CODE_DIGEST):
+            print(f"unicron: runs the code {digest}, which has come along with the task", flush=True)
         if task.loop == spec.RESTART:
             from unicron.whole_restart import rank
 

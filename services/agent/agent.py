@@ -25,6 +25,7 @@ from services.agent.cluster.signals import SignalQueue
 from services.agent.commands import Commands
 from services.agent.files.file_server import FileServer
 from services.agent.files.rank_users import RankUsers
+from services.agent.files.shipped_code import ShippedCode
 from services.agent.files.snapshot_folders import SnapshotFolders, node_folder
 from services.agent.files.storage_return import StorageReturns
 from services.agent.files.task_files import TaskFiles, last_output
@@ -115,10 +116,14 @@ class Agent:
         self._snapshots = SnapshotFolders(node_folder(settings.memory_dir, settings.run_dir, settings.node), users)
         self._heartbeats.copies = lambda: self._snapshots.kept
         secrets = TaskSecrets.of_node(settings.secret_directories, separate_users=users.separate)
+        ships = settings.allow_shipped_code
+        self._code = ShippedCode(bus, settings.node, self._files, users, self.node.tasks, allowed=ships)
         self._environment = RankEnvironment(
             settings, address, found, inherited.ranks_name, self._files, self._snapshots, users, secrets
         )
-        self._file_server = FileServer(bus, settings.node, settings.run_dir, users, secrets, self._interpreters)
+        self._file_server = FileServer(
+            bus, settings.node, settings.run_dir, users, secrets, self._interpreters, ships=ships
+        )
         self._ranks = RankServer(inherited.ranks, self.node, self._changes, self._received, bus.dropped, users)
         self._fork_servers = ForkServers(
             inherited,
@@ -163,6 +168,7 @@ class Agent:
         self._background.spawn(every(self._settings.heartbeat_interval_s, self._record))
         self._background.spawn(self._output_limits.keep(self.node.processes))
         self._background.spawn(self._oom_kills.watch())
+        self._background.spawn(self._code.keep_forgetting())
         with contextlib.closing(self._probes.listener) as listener:
             self._inherited.report_started(self._probes.answer, listener)
         workers, kind, at = len(self.node.slots), self._heartbeats.hardware, self._address
@@ -238,6 +244,7 @@ class Agent:
             server = await self._fork_servers.current(process.python)
             spec_path = await asyncio.to_thread(self._files.write_spec, process.task, spec)
             await asyncio.to_thread(self._snapshots.make, process.task)
+            env = await asyncio.to_thread(self._environment.of, process, spec)
             forked = await server.fork(
                 process.id,
                 task=process.task,
@@ -245,7 +252,7 @@ class Agent:
                 spec=spec_path,
                 output=output,
                 stacks=self._files.stacks(process.task, process.worker),
-                env=await asyncio.to_thread(self._environment.of, process, spec),
+                env=env | await self._code.environment(process.task, spec),
                 uid=self._users.uid(process.task),
             )
         except BaseException:
@@ -289,8 +296,9 @@ class Agent:
         self._stores.close(task, before)
 
     def forget_state(self, task: str) -> None:
-        """Delete this node's snapshots of a task that has left the node for good."""
+        """Delete this node's snapshots and code of a task that has left the node for good."""
         self._snapshots.forget(task)
+        self._background.spawn(self._code.forget(task))
 
     def _quit(self, process: Process) -> None:
         self.send(process, messages.Quit())
@@ -340,8 +348,11 @@ class Agent:
             what = f"{process.worker} (pid {process.pid}) of {process.task}"
             logger.warning("%s exited with %d", what, exit_code, extra=ids(process))
         self._signals.put(signals)
-        if process.has_saved and not self.node.of_task(process.task):
-            self._snapshots.forget(process.task)
+        if not self.node.of_task(process.task):
+            if process.has_saved:
+                self._snapshots.forget(process.task)
+            if process.has_saved or process.finished:
+                await self._code.forget(process.task)
         self._note_change()
         self._fork_servers.acknowledge(process_id)
 

@@ -91,7 +91,7 @@ class Host(Protocol):
         """End the task's stores: those of generations older than ``before``, or all."""
 
     def forget_state(self, task: str) -> None:
-        """Delete the snapshots that the task has on this node."""
+        """Delete the snapshots and the code that the task has on this node."""
 
 
 class Commands:

@@ -195,6 +195,9 @@ class Settings(BaseSettings, EscalationLimits):
     """Pythons on this node, separated by commas, in which ranks run: each has the library and torch. The first is that
     of tasks that name none. Empty: the agent's own, and any that a task names; with ``rank_uids``, the agent's alone.
     The agent reads it."""
+    allow_shipped_code: bool = False
+    """Whether tasks run here whose code comes along (``unicron run --ship``): then whoever may submit runs any code as
+    the ranks' user, also where ``input_dirs`` of the api names which scripts there are. The agent reads it."""
     server: str = DEFAULT_SERVER
     """Address of the API for the CLI, and in the links of notices."""
     notices_file: Path | None = None

@@ -6,7 +6,8 @@ at step 2 a checkpoint whose path is not UTF-8), ``die-early`` (before it attach
 ``refuse`` (cannot run the task, and reports that as soon as it is attached), ``babble`` (before it trains, sends lines
 that are no messages), ``junk`` (while it trains, sends lines of every kind with wrong parts), ``newer`` (speaks a later
 version of the protocol), ``flood`` (prints half a megabyte in each step), ``segfault`` (in native code at step 3),
-``digest`` (prints that of the variable ``API_KEY``, and trains).
+``digest`` (prints that of the variable ``API_KEY``, and trains), ``code`` (prints where code has come along, or why it
+is refused, and trains).
 """
 
 from __future__ import annotations
@@ -101,6 +102,8 @@ class Rank:
             return self.refuse()
         if self.behaviour == "digest":
             print("digest:", hashlib.sha256(os.environ["API_KEY"].encode()).hexdigest(), flush=True)
+        if self.behaviour == "code":
+            print("code:", os.environ.get("UNICRON_CODE_REFUSED") or os.environ["UNICRON_CODE_DIRECTORY"], flush=True)
         while True:
             ready, _, _ = select.select([self.socket], [], [], STEP_S if self.training else None)
             if ready:

@@ -177,6 +177,10 @@ async def test_a_bad_specification_ends_the_process_with_its_reason(tmp_path: Pa
         (raised,) = a.of(Raised)
         assert (raised.kind, raised.error) == ("refused", "InvalidSpec")
         assert "no-such-file" in raised.detail
+        await a.fork("w1", tmp_path / "never-read", {"UNICRON_CODE_REFUSED": "code is not run on this node"})
+        await a.until(lambda: "w1" in a.exits)
+        (raised,) = a.of(Raised, "w1")
+        assert (raised.kind, raised.detail) == ("refused", "code is not run on this node")
 
 
 PARENT = """

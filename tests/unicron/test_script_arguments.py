@@ -160,6 +160,15 @@ def test_what_a_specification_says_of_its_script_reaches_the_rank() -> None:
     assert (found.arguments, found.module, found.loop) == (tuple(ARGUMENTS), "launched.train", spec.MEGATRON_LM)
 
 
+def test_relative_paths_are_of_the_code_that_has_come_along(
+    spec_file: SpecFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = spec_file(script="lib/train.py", data="/data/text")
+    assert spec.load(file).script == "lib/train.py"
+    monkeypatch.setenv(environment.CODE_DIRECTORY, "/run/code")
+    assert (spec.load(file).script, spec.load(file).data) == ("/run/code/lib/train.py", "/data/text")
+
+
 def test_a_script_works_where_the_task_says(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(package)
     monkeypatch.setenv(environment.WORKING_DIRECTORY, str(package / "launched"))

@@ -85,6 +85,7 @@ NOT_SETTINGS = frozenset(
         "data",
         "script",
         "checkpoint",
+        "code",
         "weight",
         "workers",
         "env",
@@ -108,7 +109,7 @@ def of_task(settings: Mapping[str, object]) -> OwnIdentity:
     with contextlib.suppress(OSError, ValueError):  # the error is reported by whatever needs the specification
         task = json.loads(Path(environment.text(environment.SPEC)).read_text(encoding="utf-8"))
     named = {name: value for name, value in task.items() if name not in NOT_SETTINGS}
-    return OwnIdentity({**dict(_flat(named)), **settings}, str(task.get("data", "")))
+    return OwnIdentity({**dict(_flat(named)), **settings}, environment.placed(str(task.get("data", ""))))
 
 
 def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:

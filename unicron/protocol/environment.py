@@ -37,6 +37,13 @@ NODE, DOMAIN = "UNICRON_NODE", "UNICRON_DOMAIN"
 HOST = "UNICRON_STORE_HOST"
 """The address under which peers reach the node."""
 
+CODE_DIGEST, CODE_DIRECTORY = "UNICRON_CODE_DIGEST", "UNICRON_CODE_DIRECTORY"
+"""The digest of the code that has come along with the task, and its folder on this node, which relative paths of the
+specification are of. Without them no code has come along."""
+
+CODE_REFUSED = "UNICRON_CODE_REFUSED"
+"""Why that code is not run here."""
+
 ORPHAN_GRACE_S = "UNICRON_ORPHAN_GRACE_S"
 """How long a process trains on while nothing listens on ``SOCKET``. Between two agents their supervisor does."""
 
@@ -137,3 +144,8 @@ def number(name: str) -> float:
 def text(name: str, default: str = "") -> str:
     """Return the value of a variable, or ``default`` where the environment does not set it."""
     return os.environ.get(name, default)
+
+
+def placed(path: str) -> str:
+    """Return a path of a specification: a relative one is of the code that has come along, if any has."""
+    return os.path.join(text(CODE_DIRECTORY), path) if path else ""

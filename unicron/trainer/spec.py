@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -205,4 +205,5 @@ def load(path: str | Path) -> Spec:
         raise InvalidSpec(f"task specification {path}: {err}") from err
     if not isinstance(data, dict):
         raise InvalidSpec(f"task specification {path}: a JSON object is needed, not {type(data).__name__}")
-    return parse(data)
+    found = parse(data)
+    return replace(found, script=environment.placed(found.script), data=environment.placed(found.data))

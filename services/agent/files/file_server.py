@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from services.agent.files import task_inputs
 from services.agent.files.rank_users import RankUsers
+from services.agent.files.shipped_code import NOT_ALLOWED
 from services.agent.files.task_secrets import TaskSecrets
 from services.agent.machine.interpreters import Interpreters, probe
 from shared.bus.connection import Bus
@@ -56,6 +57,7 @@ class FileServer:
         users: of the tasks.
         secrets: of the tasks.
         interpreters: the node's Pythons; None: those of a node whose operator has listed none.
+        ships: whether code may come along with tasks.
     """
 
     def __init__(
@@ -66,8 +68,10 @@ class FileServer:
         users: RankUsers,
         secrets: TaskSecrets,
         interpreters: Interpreters | None = None,
+        *,
+        ships: bool = False,
     ) -> None:
-        self._users, self._secrets = users, secrets
+        self._users, self._secrets, self._ships = users, secrets, ships
         self._interpreters = interpreters or Interpreters([], separate_users=users.separate)
         self._bus, self._node = bus, node
         self._folders = TaskFolders(run_dir)
@@ -105,14 +109,16 @@ class FileServer:
             self._waiting -= 1
 
     async def _check(self, request: CheckInputs) -> FilesReply:
-        script, uid = request.script, self._users.uid(request.task or "")
+        if request.ships and not self._ships:
+            return FilesReply(problems=[InputProblem(field="code", problem=NOT_ALLOWED)])
+        uid = self._users.uid(request.task or "")
         if uid is None:
             problems = await self._in_thread(lambda: task_inputs.file_problems(request))
         else:
             async with self._processes:
                 problems = await task_inputs.file_problems_of(uid, request)
-        wrong = {problem.field for problem in problems}
-        if script is not None and "script" not in wrong:
+        script = dict(request.paths).get("script")
+        if script is not None and "script" not in {problem.field for problem in problems}:
             async with self._processes:
                 problems += await task_inputs.compile_problems(script, uid)
         if request.python is not None and (text := await self._interpreter_problem(request.python, uid)):

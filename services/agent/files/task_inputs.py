@@ -69,9 +69,10 @@ def file_problems(request: CheckInputs) -> list[InputProblem]:
     if outside := [*_outside(request)]:
         return outside  # the message says nothing of what the files contain
     problems: list[InputProblem] = []
-    for field, find in (("data", _data_problems), ("script", _script_problems)):
+    find = {"data": _data_problems, "script": _script_problems}
+    for field, _ in request.paths:
         try:
-            problems += find(request)
+            problems += find[field](request)
         except (OSError, ValueError) as err:  # a folder that may not be entered, a name too long, a null byte
             problems.append(InputProblem(field=field, problem=_short(f"cannot be read ({_reason(err)})")))
     return problems
@@ -132,8 +133,8 @@ def _outside(request: CheckInputs) -> Iterator[InputProblem]:
     if request.directories is None:
         return
     allowed = [Path(directory).resolve() for directory in request.directories]
-    for field, path in (("data", request.data), ("script", request.script)):
-        if path is not None and not all(any(one.is_relative_to(a) for a in allowed) for one in _real(path)):
+    for field, path in request.paths:
+        if not all(any(one.is_relative_to(a) for a in allowed) for one in _real(path)):
             yield InputProblem(field=field, problem="leads out of the directories that are allowed")
 
 
