@@ -44,6 +44,18 @@ Output = Annotated[
     Format,
     typer.Option("--output", "-o", help="text; wide: all columns; json: standard output has JSON and nothing else."),
 ]
+Ship = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="Send this folder along, without what .gitignore names: the nodes need not have it."
+    ),
+]
+ShipFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ship-file", metavar="NAME", help="Send this file, too, which looks like a secret. May be repeated."
+    ),
+]
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="The task's name.", autocompletion=task_names)]
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.", autocompletion=node_names)]
 IncidentId = Annotated[

@@ -134,6 +134,10 @@ class Connection:
             response = self._http.request(method, path, json=body, headers=headers)
         return Answer(response.status_code, content(response))
 
+    def send(self, path: str, body: bytes, kind: str) -> Any:
+        """Send bytes of a media type to ``path``, and return the answer."""
+        return self._request("PUT", path, content=body, headers={"Content-Type": kind})
+
     def _request(self, method: str, path: str, **arguments: Any) -> Any:
         with transport_errors(self.server):
             response = self._http.request(method, path, **arguments)

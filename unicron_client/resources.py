@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from shared.errors import AnswerLost, NotFound, UnicronError
@@ -17,6 +19,7 @@ from unicron_client.waiting import POLL_S, until
 if TYPE_CHECKING:
     from shared.interface.costs import Costs
     from shared.interface.models import Attempt, EventRecord, Stopping, Task, TaskMetrics
+    from unicron_client.shipped_code import Shipment
     from unicron_client.specifications import Given
 
 UNLIMITED = "any"
@@ -43,23 +46,48 @@ class Client(Operations):
     that this version does not know is ``Undecodable``.
     """
 
-    def submit(self, spec: Given, *, key: str | None = None) -> Task:
+    def submit(
+        self,
+        spec: Given,
+        *,
+        key: str | None = None,
+        ship: str | os.PathLike[str] | None = None,
+        ship_files: Collection[str] = (),
+    ) -> Task:
         """Submit a task; return it.
 
         Args:
             spec: the specification, its fields, or the path of its file (YAML). Relative paths in it are taken from the
                 file's folder, or else from the working directory.
             key: idempotency key: a further submission with it returns the task of the first one.
+            ship: the folder whose files come along, without those that are ignored (``.gitignore``); None: the nodes
+                have the script.
+            ship_files: files in it that look like secrets, and come along all the same.
 
         Raises:
-            InvalidInput: a field is wrong, or a node cannot use a file.
+            InvalidInput: a field is wrong, a node cannot use a file, or a file may not come along.
             Conflict: the name is in use, or the key was used for something else.
             AnswerLost: it may be recorded; the error says what the server has.
         """
         from shared.interface.models import Task
         from unicron_client.specifications import as_body, specification
 
-        return typed(Task, self.submission(as_body(specification(spec)), key).task)
+        found = specification(spec)
+        if ship is not None:
+            from unicron_client.shipped_code import shipment
+
+            shipped = shipment(Path(ship), ship_files)
+            found = shipped.of(found)
+            self.send_code(shipped)
+        return typed(Task, self.submission(as_body(found), key).task)
+
+    def send_code(self, shipped: Shipment) -> None:
+        """Send the code of a task that is submitted next.
+
+        Raises:
+            Conflict: this user has sent as much as is kept.
+        """
+        self.send(f"/v1/code/{shipped.code.digest}", shipped.archive, "application/x-tar")
 
     def submission(self, body: Record, key: str | None = None) -> Submission:
         """Submit a task, given as JSON; return it as JSON, and whether this call has submitted it."""

@@ -47,18 +47,14 @@ def text_of(file: Path) -> str:
 
 
 def with_absolute_paths(spec: TaskSpec, folder: Path) -> TaskSpec:
-    """Return the specification with every relative path taken from ``folder``."""
+    """Return the specification with every relative path taken from ``folder``, but those in code that comes along."""
     folder = folder.resolve()
     directory = spec.checkpoint.directory
-    return spec.model_copy(
-        update={
-            "data": str(folder / spec.data),
-            "script": None if spec.script is None else str(folder / spec.script),
-            "checkpoint": spec.checkpoint.model_copy(
-                update={"directory": None if directory is None else str(folder / directory)}
-            ),
-        }
-    )
+    place = {"directory": None if directory is None else str(folder / directory)}
+    changes: dict[str, Any] = {"checkpoint": spec.checkpoint.model_copy(update=place)}
+    if spec.code is None:
+        changes |= {"data": str(folder / spec.data), "script": spec.script and str(folder / spec.script)}
+    return spec.model_copy(update=changes)
 
 
 def as_body(spec: TaskSpec) -> dict[str, Any]:

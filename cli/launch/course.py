@@ -26,6 +26,7 @@ from shared.tasks.refusals import why_not_healed
 from shared.tasks.specification import TaskSpec
 from unicron_client.answers import task_path
 from unicron_client.resources import ENDED, Client
+from unicron_client.shipped_code import Shipment
 
 PATIENCE_S = 300.0
 """How long a server may be away. A control plane that is started anew is back within a minute, and a run of days must
@@ -47,7 +48,8 @@ class Launched:
 
     ``named``: whether the user has given the name. ``division``, ``environment``: the workers of an embedded stack, and
     variables that they inherit beside those of this process. ``stream``: for the output of the ranks. ``whole``: for a
-    task that restarts whole where a setting is refused at its start; None: then it has failed.
+    task that restarts whole where a setting is refused at its start; None: then it has failed. ``shipped``: the code
+    that comes along; None: the nodes have it.
     """
 
     spec: TaskSpec
@@ -58,6 +60,7 @@ class Launched:
     division: Division | None = None
     environment: dict[str, str] = field(default_factory=dict)
     whole: Whole | None = None
+    shipped: Shipment | None = None
 
 
 async def course(launched: Launched) -> tuple[Ending | None, bool]:
@@ -147,6 +150,8 @@ async def _follow(launched: Launched, url: str, interrupts: Interrupts) -> tuple
 
 def _submit(launched: Launched, url: str) -> Submitted:
     with Client(url) as client:
+        if launched.shipped is not None:
+            client.send_code(launched.shipped)
         found = submit(
             client,
             launched.spec,

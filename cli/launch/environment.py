@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from shared.errors import InvalidInput
 from shared.tasks import secrets
+from shared.tasks.code import SEARCH_PATH
 
 PREFIXES = (
     "CUDA_", "GLOO_", "HF_DATASETS_", "HF_HUB_", "MEGATRON_", "NCCL_", "NVTE_", "OMP_", "PYTORCH_", "TOKENIZERS_",
@@ -23,9 +24,6 @@ PREFIXES = (
 
 NAMES = frozenset({"HF_HOME", "PYTHONPATH"})
 """Other variables that travel: where a script finds models and modules."""
-
-SEARCH_PATH = "PYTHONPATH"
-"""Folders of modules. Relative ones are of the working directory."""
 
 OF_DEVICES = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
 """The agent of each node gives its processes their devices."""
@@ -37,9 +35,6 @@ OF_THE_MACHINE = frozenset(
 """Variables of the families that say how one machine is; they travel if the user names them."""
 
 _OF_THE_MACHINE = ("CUDA_MPS_",)
-
-WORKING_DIRECTORY = "UNICRON_WORKING_DIRECTORY"
-"""Where the script runs (``unicron/protocol/environment.py``, which only agents know)."""
 
 
 class Travelling(NamedTuple):

@@ -14,18 +14,23 @@ import typer
 from cli.interrupt import INTERRUPTED
 from cli.launch.checking import Checked, checked, fork_server_interpreter, said, say, show, unused
 from cli.launch.interrupts import OnInterrupt
-from cli.options import Format, Output, Server
+from cli.options import Format, Output, Server, Ship, ShipFiles
 from cli.stack.devices import MOST, Device, DeviceOption
 
 if TYPE_CHECKING:
     from cli.launch.course import Launched
     from cli.launch.place import Place
     from cli.launch.specification import Given
+    from shared.tasks.specification import TaskSpec
+    from unicron_client.shipped_code import Shipment
 
 app = typer.Typer(add_completion=False)
 
 INTERPRETERS = "UNICRON_INTERPRETERS"
 """Setting of an agent: the Pythons of its ranks, and of its fork servers."""
+
+ALLOW_SHIPPED_CODE = "UNICRON_ALLOW_SHIPPED_CODE"
+"""Setting of an agent: whether it runs code that comes along."""
 
 REFUSED = 3
 """Exit status of a command line that would train wrongly, or is not healed as the user needs it."""
@@ -60,6 +65,8 @@ def run(
         Path | None,
         typer.Option("--spec", metavar="FILE", help="Further fields of the task's specification (YAML)."),
     ] = None,
+    ship: Ship = None,
+    ship_file: ShipFiles = None,
     server: Server = None,
     run_dir: Annotated[
         Path | None,
@@ -108,6 +115,7 @@ def run(
 
     from cli.launch.course import course
     from shared.tasks.refusals import why_not_healed
+    from unicron_client.shipped_code import shipment
 
     launched = _launched(
         found,
@@ -115,6 +123,7 @@ def run(
         workers=workers,
         env=env or [],
         base=base,
+        shipped=None if ship is None else shipment(ship, ship_file or ()),
         server=server,
         run_dir=run_dir,
         device=device,
@@ -125,7 +134,8 @@ def run(
     if require_healing:
         launched = replace(launched, whole=None)
     division = launched.division
-    for line in (*said(found), *unused(found), launched.place.said, *([division.said] if division else [])):
+    more = [launched.place.said, division.said if division else "", str(launched.shipped or "")]
+    for line in (*said(found), *unused(found), *more):
         if line:
             say(line)
     ending, left = asyncio.run(course(launched))
@@ -150,6 +160,7 @@ def _launched(
     workers: int | None,
     env: list[str],
     base: Mapping[str, Any],
+    shipped: Shipment | None,
     server: str | None,
     run_dir: Path | None,
     device: Device,
@@ -164,17 +175,18 @@ def _launched(
     from cli.launch import environment, place
     from cli.launch.specification import Given
     from shared.errors import InvalidInput
+    from shared.tasks.code import SEARCH_PATH, WORKING_DIRECTORY
 
     where, launch = place.place_of(server, run_dir), found.launch
     count = workers or launch.workers or base.get("workers", {}).get("max")
-    here = {environment.WORKING_DIRECTORY: str(Path.cwd())}
+    here = {WORKING_DIRECTORY: str(Path.cwd())}
     if where.server is not None:
         travelling = environment.travelling(os.environ, launch.environment, env, base.get("secrets", {}), Path.cwd())
         for left_out in travelling.secret:
             say(f"{left_out} stays here: it looks secret; `secrets:` in a file for --spec names it (docs/launching.md)")
         for left_out in travelling.devices:
             say(f"{left_out} stays here: node agents give processes their devices")
-        return _specified(found, Given(name, count, {**travelling.env, **here}, base), where, on_interrupt)
+        return _specified(found, Given(name, count, {**travelling.env, **here}, base), where, on_interrupt, shipped)
     if on_interrupt is OnInterrupt.LEAVE:
         problem = "needs a cluster (--server): an embedded stack ends with its run. Allowed: stop, ask"
         error = {"field": "--on-interrupt", "value": on_interrupt.value, "problem": problem}
@@ -182,14 +194,20 @@ def _launched(
     environment.check_named(env, os.environ)
     there = place.devices_of(launch.environment, device)
     count = count or min(len(there.entries), MOST) or 1
-    launched = _specified(found, Given(name, count, here, base), where, on_interrupt)
     inherited = environment.absolute({**_search_path(), **place.inherited(launch.environment)}, Path.cwd())
+    if shipped is not None and SEARCH_PATH in inherited:
+        here[SEARCH_PATH] = inherited[SEARCH_PATH]  # of the copy, as far as it is in the folder
+    launched = _specified(found, Given(name, count, here, base), where, on_interrupt, shipped)
     if (python := fork_server_interpreter(found)) and INTERPRETERS not in os.environ:
         inherited[INTERPRETERS] = python
+    if shipped is not None:
+        inherited[ALLOW_SHIPPED_CODE] = "true"  # who runs it operates this machine
     return replace(launched, division=place.division(there, device, count), environment=inherited)
 
 
-def _specified(found: Checked, given: Given, where: Place, on_interrupt: OnInterrupt) -> Launched:
+def _specified(
+    found: Checked, given: Given, where: Place, on_interrupt: OnInterrupt, shipped: Shipment | None
+) -> Launched:
     """Return what is run, which may restart whole where its loop's settings are checked as it starts.
 
     Raises:
@@ -200,19 +218,23 @@ def _specified(found: Checked, given: Given, where: Place, on_interrupt: OnInter
     from shared.launch.script import Loop
     from unicron_client.specifications import specification as parsed
 
+    def made(fields: dict[str, Any]) -> TaskSpec:
+        return parsed(fields) if shipped is None else shipped.of(parsed(fields))
+
     late = found.check.verdict.value != "restart" and found.script.loop in (Loop.MEGATRON_LM, Loop.BRIDGE)
     return Launched(
-        parsed(specification(found, given)),
+        made(specification(found, given)),
         given.name is not None,
         where,
         on_interrupt,
         sys.stdout,
-        whole=(lambda why: parsed(whole(found, given, why))) if late else None,
+        whole=(lambda why: made(whole(found, given, why))) if late else None,
+        shipped=shipped,
     )
 
 
 def _search_path() -> dict[str, str]:
     """Return the search path of modules that this process has from its environment, if it has one."""
-    from cli.launch.environment import SEARCH_PATH
+    from shared.tasks.code import SEARCH_PATH
 
     return {SEARCH_PATH: os.environ[SEARCH_PATH]} if SEARCH_PATH in os.environ else {}

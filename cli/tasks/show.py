@@ -158,6 +158,8 @@ def _print_settings(spec: dict[str, Any]) -> None:
         refused = spec.get("not_healed", "")
         why = f"since a step cannot be healed: {refused}" if refused else "for these settings" if found else own
         print(f"\na fault ends its script on all workers, and starts it again from its own checkpoint, {why}")
+    if (code := spec.get("code")) is not None:
+        print(f"\nits code has come along: {code['files']} files, {code['size_bytes']} bytes, sha256 {code['digest']}")
     if found:
         rows = [[one.argument, one.what.value, one.why, one.instead.partition("\n")[0]] for one in found]
         print_table(("SETTING", "EFFECT", "WHY", "INSTEAD"), rows)

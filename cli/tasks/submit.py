@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.options import Format, Output, Server
+from cli.options import Format, Output, Server, Ship, ShipFiles
 from cli.output import clock, print_json
 from unicron_client.answers import step_of
 
@@ -24,6 +24,8 @@ def submit(
         str | None,
         typer.Option("--key", help="Idempotency key: the same submission again with it starts nothing new."),
     ] = None,
+    ship: Ship = None,
+    ship_file: ShipFiles = None,
     server: Server = None,
     output: Output = Format.TEXT,
 ) -> None:
@@ -36,8 +38,16 @@ def submit(
     from unicron_client.resources import Client
     from unicron_client.specifications import as_body, specification
 
-    spec = specification(file)
+    spec, shipped = specification(file), None
+    if ship is not None:
+        from unicron_client.shipped_code import shipment
+
+        shipped = shipment(ship, ship_file or ())
+        spec = shipped.of(spec)
+        print(shipped, file=sys.stderr)
     with Client(server) as client:
+        if shipped is not None:
+            client.send_code(shipped)
         task, new = client.submission(as_body(spec), key)
         if not new:
             print(_repeated(task), file=sys.stderr)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.launch.environment import WORKING_DIRECTORY, Travelling, absolute, travelling
+from cli.launch.environment import Travelling, absolute, travelling
 from shared.errors import InvalidInput
+from shared.tasks import code
 from unicron.protocol import environment
 
 HERE = Path("/here")
@@ -96,4 +97,4 @@ def test_modules_are_found_from_another_folder() -> None:
 
 
 def test_command_and_ranks_name_the_folder_alike() -> None:
-    assert environment.WORKING_DIRECTORY == WORKING_DIRECTORY
+    assert environment.WORKING_DIRECTORY == code.WORKING_DIRECTORY

@@ -34,7 +34,7 @@ def build(tensor, pipeline):
     model = torch.nn.Linear(8, 1)
     return model, torch.optim.SGD(model.parameters(), lr=1e-2)
 
-print("at", os.getcwd(), os.environ["MINE"], len(os.environ["MY_TOKEN"]), beside.FOUND, flush=True)
+print("at", os.getcwd(), os.environ["MINE"], len(os.environ["MY_TOKEN"]), beside.FOUND, beside.__file__, flush=True)
 run = unicron.attach(steps=STEPS, micro_batches=MICRO_BATCHES, build=build, checkpoint_every=1000)
 for step in run.steps():
     with step:
@@ -196,7 +196,7 @@ def test_one_command_gives_a_healed_run(folder: Path) -> None:
     (folder / "slow").unlink()
     assert running.end() == 0, running.err
     assert processes_of(running.run_dir) == []
-    assert f"| at {folder} 7 {len(TOKEN)} found\n" in running.out
+    assert f"| at {folder} 7 {len(TOKEN)} found {folder}/lib/beside.py\n" in running.out
     assert steps_of(running) == [*range(1, STEPS + 1)]
     last = running.err.splitlines()[-1]
     assert re.fullmatch(rf"unicron: train succeeded at step {STEPS} of {STEPS}; 1 fault healed, \S+ s lost; \S+", last)
@@ -219,6 +219,18 @@ def test_a_script_without_a_line_of_the_library_restarts_whole(folder: Path) -> 
     assert steps_of(running) == [*range(1, STEPS + 1)]
     last = running.err.splitlines()[-1]
     assert re.fullmatch(r"unicron: train succeeded; 1 fault healed, \S+ s until the script ran again; \S+", last)
+
+
+def test_code_that_comes_along_is_run_from_a_copy_which_goes_with_the_task(folder: Path) -> None:
+    (folder / ".gitignore").write_text("/run/\n/out\n/err\n/slow\n")
+    running = Running(folder, *SPEC, "--ship", ".")
+    assert running.end() == 0, running.err
+    (digest,) = re.findall(r"comes along: 4 files, \d+ bytes, sha256 (\w+)", running.err)
+    copy = folder / "run" / "tasks" / "train" / "code" / "n0" / digest
+    assert f"| at {copy} 7 {len(TOKEN)} found {copy}/lib/beside.py\n" in running.out
+    assert running.out.count(f"unicron: runs the code {digest}") == 2
+    assert steps_of(running) == [*range(1, STEPS + 1)]
+    assert not copy.exists()
 
 
 def test_what_is_refused_as_it_starts_restarts_whole(folder: Path) -> None:
