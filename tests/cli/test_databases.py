@@ -310,6 +310,7 @@ CHANGES: Sequence[tuple[str, str, Any, int]] = (
     ("POST", "/v1/nodes/n1/cordon", {"reason": "a fan"}, 200),
     ("POST", "/v1/nodes/n1/return", None, 200),
     ("POST", "/v1/nodes/n1/drain", {}, 202),
+    ("POST", "/v1/nodes/n1/reports", {"key": "drain", "severity": "warning"}, 202),
     ("POST", "/v1/nodes/n1/agent/restart", None, 202),
     ("POST", "/v1/incidents/open/notes", {"text": "the switch of rack 4"}, 201),
     ("POST", "/v1/incidents/open/acknowledge", None, 200),
