@@ -359,7 +359,7 @@ def is_at(method: str, path: str, given: str, place: str) -> bool:
 NO_DATABASE = {
     ("up",), ("demo",), ("control",), ("agent",), ("doctor",), ("simulate",), ("plan", "solve"), ("plan", "throughput"),
     ("node", "add"), ("node", "remove"), ("keys", "make"), ("keys", "tls"), ("token", "add"), ("token", "list"),
-    ("token", "remove"), ("run",),
+    ("token", "remove"), ("run",), *(("watch", what) for what in ("cloud", "kubernetes", "machine", "slurm")),
 }  # fmt: skip
 """Verbs that use no log and no gateway, or start what others here have started."""
 
