@@ -45,6 +45,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "cordon": ("cli.nodes.drain", "Place no new work on a node; what runs there stays."),
     "drain": ("cli.nodes.drain", "Empty a node: its tasks move away without a lost step, or save and wait."),
     "return": ("cli.nodes.return_node", "Use a cordoned, drained or isolated node again."),
+    "watch": (
+        "cli.watch.verb",
+        "Report troubles of nodes that another system knows of, so that they are drained or isolated.",
+    ),
     "inject": (
         "cli.incidents.inject",
         "Have a fault happen, as a test: refused unless the setting fault_injection is on.",

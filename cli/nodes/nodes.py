@@ -46,10 +46,22 @@ def _show_nodes(nodes: list[dict[str, Any]], *, wide: bool) -> None:
     for node in nodes:
         if node["reason"]:
             print(f"{node['name']} is {node['state']}: {node['reason']}")
+        for report in node.get("reports", []):
+            print(f"{node['name']}, {_reported(report)}")
         for device in node.get("devices", []):
             faults = [f"{fault} {count} times" for fault, count in device["faults"].items()]
             if said := [*faults, *device["notes"]]:
                 print(f"{node['name']}, device {device['device']}: {', '.join(said)}")
+
+
+def _reported(report: dict[str, Any]) -> str:
+    """Return what a monitor reports of a node, and what has followed, in words."""
+    said = (
+        f"{report['severity']} of {report['actor']}: {report['key']}{': ' * bool(report['reason'])}{report['reason']}"
+    )
+    until = f"; the node goes away at {clock(report['deadline_at'])} UTC" if report["deadline_at"] else ""
+    follows = report["answer"] or (f"not acted on: {report['held']}" if report["held"] else "not acted on")
+    return f"{said}{until} ({follows})"
 
 
 def _row(node: dict[str, Any], worker: dict[str, Any]) -> tuple[object, ...]:

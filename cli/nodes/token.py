@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from shared.errors import InvalidInput
 from shared.model import utc_now
 from shared.names import is_name
 from shared.service import tokens
-from shared.service.tokens import Scope
+from shared.service.tokens import NODE_PATTERN, Scope
 from shared.settings.model import read_settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -38,8 +39,15 @@ def add(
     name: TokenName,
     scope: Annotated[
         Scope,
-        typer.Option(help="read; submit: tasks of one's own too; operate: everybody's tasks, and nodes."),
+        typer.Option(
+            help="read; submit: tasks of one's own too; operate: everybody's tasks, and nodes. "
+            "report: troubles of the nodes that --node names, and nothing else."
+        ),
     ] = Scope.SUBMIT,
+    nodes: Annotated[
+        list[str] | None,
+        typer.Option("--node", metavar="NODE", help="With --scope report: of which nodes, repeatable; * for any part."),
+    ] = None,
     run_dir: RunDir = None,
     output: Output = Format.TEXT,
 ) -> None:
@@ -50,11 +58,29 @@ def add(
     if not is_name(name):
         problem = "must be 1 to 63 lower-case letters, digits and hyphens"
         raise InvalidInput(f"NAME: {name!r} {problem}", [{"field": "NAME", "value": name, "problem": problem}])
-    made = tokens.add(_file(run_dir), name, scope, utc_now())
+    _check_nodes(scope, nodes or [])
+    made = tokens.add(_file(run_dir), name, scope, utc_now(), nodes or [])
     if output is Format.JSON:
-        print_json({"name": name, "scope": scope, "token": made})
+        print_json({"name": name, "scope": scope, "nodes": nodes or [], "token": made})
     else:
         print(made)
+
+
+def _check_nodes(scope: Scope, nodes: list[str]) -> None:
+    """Refuse a monitor's token without nodes, another one with some, and what is no pattern of a name.
+
+    Raises:
+        InvalidInput: it is one of these.
+    """
+    wrong = [one for one in nodes if re.fullmatch(NODE_PATTERN, one) is None]
+    if wrong:
+        problem = "must be the name of a node: up to 63 lower-case letters, digits and hyphens, and * for any part"
+        raise InvalidInput(
+            f"--node: {wrong[0]!r} {problem}", [{"field": "--node", "value": wrong[0], "problem": problem}]
+        )
+    if (scope is Scope.REPORT) != bool(nodes):
+        problem = "goes with --scope report, which needs it: of which nodes the bearer may report"
+        raise InvalidInput(f"--node {problem}", [{"field": "--node", "value": nodes, "problem": problem}])
 
 
 @app.command(name="list")
@@ -64,8 +90,12 @@ def show(run_dir: RunDir = None, output: Output = Format.TEXT) -> None:
     if output is Format.JSON:
         print_json(found)
         return
-    rows = [(one["name"], one["scope"], clock(one["created_at"])) for one in found]
-    columns = ("NAME", "SCOPE", "CREATED (UTC)")
+    of_nodes = any(one["nodes"] for one in found)
+    rows = [
+        (one["name"], one["scope"], *([" ".join(one["nodes"]) or None] if of_nodes else []), clock(one["created_at"]))
+        for one in found
+    ]
+    columns = ("NAME", "SCOPE", *(["NODES"] if of_nodes else []), "CREATED (UTC)")
     print_table(columns, rows, empty="no tokens", least=("CREATED (UTC)",), wide=output is Format.WIDE)
 
 

@@ -27,6 +27,7 @@ from starlette.concurrency import run_in_threadpool
 
 from services.api.access.access import Actor
 from services.api.access.browser_sessions import BrowserSessions
+from services.api.access.request_rates import RequestRates, reports_of_a_source
 from services.api.http.computations import Computations
 from services.api.live import Live
 from services.api.output.node_files import NodeFiles, OwnFiles
@@ -85,6 +86,7 @@ class Gateway:
     metrics: Collector = field(init=False)
     """The metrics that scripts log."""
     sessions: BrowserSessions = field(init=False)
+    reports: RequestRates = field(default_factory=reports_of_a_source)
     writable: asyncio.Task[None] | None = None
     """The newest check of whether the log can be written. It may wait long: there is never a second one beside it."""
 

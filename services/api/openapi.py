@@ -23,6 +23,7 @@ from shared.interface.models import (
     NodeRequest,
     NoteRequest,
     RankFault,
+    ReportRequest,
     StopOptions,
     TaskChange,
 )
@@ -35,6 +36,7 @@ BODIES = (
     NodeRequest,
     NoteRequest,
     RankFault,
+    ReportRequest,
     StandaloneProblem,
     StopOptions,
     TaskChange,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Final
 
 from services.api.live import LiveState
@@ -14,7 +14,7 @@ from shared.messages.signals import DeviceReading, DeviceStatus, Heartbeat, Work
 from shared.model import filled
 from shared.projections.nodes import AGENT_LIVES, AWAY
 from shared.tasks.specification import ENDED, TaskState
-from shared.views.documents import IncidentView, NodeState, NodeView, PlanView, TaskView
+from shared.views.documents import IncidentView, NodeReport, NodeState, NodeView, PlanView, TaskView
 from shared.views.incident_parts import FailureAttempt
 from shared.views.observed_views import SlowdownView
 from shared.views.task_parts import AttemptView
@@ -162,10 +162,10 @@ def assigned_ranks(tasks: Iterable[TaskView]) -> dict[str, tuple[str, int]]:
     }
 
 
-def node(view: NodeView, live: LiveState, assigned: Mapping[str, tuple[str, int]]) -> models.Node:
+def node(view: NodeView, live: LiveState, assigned: Mapping[str, tuple[str, int]], now: datetime) -> models.Node:
     """Return a node; the tasks of its workers come from its heartbeat, or while there is none from the log.
 
-    ``assigned``: as ``assigned_ranks`` returns it, of which the nodes of a list need one together.
+    ``assigned``: as ``assigned_ranks`` returns it, of which the nodes of a list need one together. ``now``: the time.
     """
     heartbeat = live.heartbeats.get(view.name) if view.state not in AWAY else None
     devices = _devices(heartbeat, live.device_readings.get(view.name, [])) if heartbeat is not None else []
@@ -195,7 +195,18 @@ def node(view: NodeView, live: LiveState, assigned: Mapping[str, tuple[str, int]
         workers=workers,
         last_heartbeat_at=live.last_heartbeat_at(view.name),
         devices=devices,
+        reports=[report(one) for one in live_reports(view, now)],
     )
+
+
+def live_reports(view: NodeView, now: datetime) -> list[NodeReport]:
+    """Return the reports of a node that have not expired."""
+    return [one for one in view.reports if one.expires_at > now]
+
+
+def report(one: NodeReport) -> models.NodeReport:
+    """Return what a monitor has reported of a node."""
+    return models.NodeReport(**one.model_dump())
 
 
 def _devices(heartbeat: Heartbeat, readings: Sequence[DeviceReading]) -> list[models.NodeDevice]:

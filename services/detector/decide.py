@@ -17,7 +17,7 @@ from services.detector.decisions.decision import Decision, DetectorLimits, Effec
 from services.detector.decisions.inputs import Echo, Greeting, Input, NodeTested, Probed, StacksGiven, Tick
 from services.detector.incidents import absences, causes, observations, script_ends
 from services.detector.incidents.faults import Fault
-from services.detector.nodes import drains, isolation, kept_copies, leftovers, probing, silence
+from services.detector.nodes import drains, isolation, kept_copies, leftovers, probing, reports, silence
 from services.detector.nodes.probing import DETECTOR
 from services.detector.progress import hangs, standstill
 from services.detector.state.cluster import Admitted, DetectorState
@@ -210,6 +210,8 @@ def _tick(decision: Decision) -> None:
     if _is_deaf(state, now):
         return
     _judge_silence(decision)
+    for answer in reports.answers(state, decision.limits.drain_timeout_s, now):
+        decision.add(answer)
     decision.others += standstill.suspect(state, stalls, now)
     for task in list(state.running()):
         _examine(decision, task, lambda task: hangs.of_training(state, task, stalls, now), ends=True)

@@ -78,6 +78,8 @@ def _node_joined(state: DetectorState, event: events.NodeJoined) -> None:
         hardware=event.hardware,
         probe=event.probe,
         network=event.network,
+        workers=len(event.workers),
+        closed=known is not None and known.closed,
         past=past - {event.incarnation},
         heard_at=known.heard_at if known is not None and same else None,
         heartbeat=known.heartbeat if known is not None and same else None,
@@ -116,6 +118,14 @@ def _node_draining(state: DetectorState, event: events.NodeDraining) -> None:
     node = state.nodes.get(event.node)
     if node is not None:
         node.draining, node.planned, node.drained = event, False, False
+        node.closed |= event.by == "user"
+    if event.report:
+        state.reports.answer(event.node, event.report, event.occurred_at)
+
+
+def _node_cordoned(state: DetectorState, event: events.NodeCordoned) -> None:
+    if (node := state.nodes.get(event.node)) is not None:
+        node.closed = True
 
 
 def _node_drained(state: DetectorState, event: events.NodeDrained) -> None:
@@ -127,13 +137,14 @@ def _node_returned(state: DetectorState, event: events.NodeReturned) -> None:
     """Note a node that is used again. Its earlier faults no longer count if an operator has looked at the node."""
     node, isolated = state.nodes.get(event.node), state.isolated.get(event.node)
     if node is not None and node.incarnation == event.incarnation:
-        node.draining, node.planned, node.drained = None, False, False
+        node.draining, node.planned, node.drained, node.closed = None, False, False, False
         state.isolated.pop(event.node, None)
         state.condemned.pop(event.node, None)
     elif isolated is not None and isolated.until_returned:
         del state.isolated[event.node]  # the node has another agent by now, which joins
     if event.actor != SERVICE:
         state.causes.forget_node(event.node)
+        state.reports.overrule(event.node)
 
 
 def _submitted(state: DetectorState, event: events.TaskSubmitted) -> None:
@@ -145,6 +156,7 @@ def _submitted(state: DetectorState, event: events.TaskSubmitted) -> None:
         name=event.task,
         max_restarts=event.spec.max_restarts,
         weight=event.spec.weight,
+        min_workers=event.spec.workers.min,
         restarts_whole=event.spec.restarts_whole,
         finish_timeout_s=event.spec.finish_timeout_s,
         progress_timeout_s=event.spec.progress_timeout_s,
@@ -243,6 +255,8 @@ def _error(state: DetectorState, event: events.ErrorDetected) -> None:
     known = state.unanswered[event.event_id] = KnownError.of(event, evidence)
     _note_breaks(state, event, evidence)
     state.causes.add(event, evidence)
+    if event.node is not None and evidence.report:
+        state.reports.answer(event.node, evidence.report, event.detected_at)
     if event.severity is Severity.SEV1 and event.node is not None:
         _condemn(state, event, event.node, evidence)
     if event.node is not None and _is_of_node(event):
@@ -299,7 +313,7 @@ def _condemn(state: DetectorState, event: events.ErrorDetected, name: str, evide
 
     A node that is merely lost is not condemned.
     """
-    if evidence.rule == "lemon":
+    if evidence.rule == "lemon" or evidence.report:
         state.isolated[name] = Isolation(event.event_id, event.detected_at, 0.0, True)
     elif event.kind is not ErrorKind.BROKEN_LINK and (event.kind is not ErrorKind.NODE_LOST or event.escalates):
         by_device = _is_by_device(event) or state.is_held_by_device(name)
@@ -376,7 +390,7 @@ def _observed(state: DetectorState, event: events.AnomalyObserved) -> None:
     anomalies.fold(_task(state, event.task).anomalies, event)
 
 
-_OF_NODES = (ErrorKind.NODE_LOST, ErrorKind.BROKEN_LINK)
+_OF_NODES = (ErrorKind.NODE_LOST, ErrorKind.BROKEN_LINK, ErrorKind.REPORTED)
 """Kinds of errors that concern all tasks of a node."""
 
 _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
@@ -385,9 +399,12 @@ _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
     events.NodeJoined: _node_joined,
     events.NodeAdopted: _node_adopted,
     events.NodeLeft: _node_left,
+    events.NodeCordoned: _node_cordoned,
     events.NodeDraining: _node_draining,
     events.NodeDrained: _node_drained,
     events.NodeReturned: _node_returned,
+    events.NodeReported: lambda state, event: state.reports.note(event),
+    events.NodeReportHeld: lambda state, event: state.reports.hold(event),
     events.TaskSubmitted: _submitted,
     events.TaskResumeRequested: lambda state, event: _task(state, event.task).failures.begin_anew(event.occurred_at),
     events.TaskIdentified: lambda state, event: _task(state, event.task).identify(event.identity),
@@ -398,7 +415,7 @@ _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
     events.TaskResultUnwritten: _result_unwritten,
     events.TaskStopped: _stopped,
     events.TaskStopRefused: _stop_refused,
-    events.TaskChanged: lambda state, event: _task(state, event.task).reweigh(event.weight),
+    events.TaskChanged: lambda state, event: _task(state, event.task).change_wishes(event.weight, event.min_workers),
     events.TaskFinished: _finished,
     events.TaskFailed: _failed,
     events.TaskStopRequested: _stop_requested,

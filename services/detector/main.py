@@ -93,6 +93,7 @@ def limits(settings: Settings) -> DetectorLimits:
             latency_s=settings.heartbeat_interval_s + TICK_S,
         ),
         network=network_stack(),
+        drain_timeout_s=settings.drain_timeout_s,
     )
 
 

@@ -106,6 +106,7 @@ class Evidence(_Part):
         without_progress: how often the task has failed in the same way since its newest step, this failure included; 0:
             this is the first time.
         wait_s: for how long the processes that answer this failure are not to be started, seconds.
+        report: the report of a monitor that isolated the node (``NodeReported.report``).
         needs_operator: why the task is not tried any further by itself, in words; empty: it is tried again.
     """
 
@@ -121,6 +122,7 @@ class Evidence(_Part):
     code: Annotated[str, _or_default(str, str)] = ""
     without_progress: Annotated[int, _or_default(int, int)] = 0
     wait_s: Annotated[float, _or_default(_Wait, float)] = 0.0
+    report: Annotated[str, _or_default(str, str)] = ""
     needs_operator: Annotated[str, _or_default(str, str)] = ""
 
     @classmethod

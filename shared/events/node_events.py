@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from datetime import datetime
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -86,7 +87,8 @@ class NodeDraining(NodeEvent):
 
     ``by``: a user, whose wish holds until ``node.returned``, or the node's agent, which leaves when the node is empty.
     ``timeout_s``: how long tasks may take to move away. ``save``: whether that time is over: a task that is still there
-    saves its state and gives up its workers. ``actor``: the user, as in ``node.cordoned``.
+    saves its state and gives up its workers. ``actor``: the user, as in ``node.cordoned``. ``report``: the report of a
+    monitor that the drain follows from (``NodeReported.report``); empty: it follows from none.
     """
 
     type: Literal["node.draining"] = "node.draining"
@@ -96,6 +98,7 @@ class NodeDraining(NodeEvent):
     save: bool = False
     reason: str = ""
     actor: str = ""
+    report: str = Field(default="", exclude_if=lambda report: report == "")
 
 
 class NodeDrained(NodeEvent):
@@ -120,6 +123,48 @@ class NodeReturned(NodeEvent):
     incarnation: str
     actor: str = ""
     self_test: list[CheckResult] = Field(default_factory=list)
+
+
+ReportSeverity = Literal["warning", "error"]
+"""What follows from a report: a warning has the node drained, an error has it isolated."""
+
+
+class NodeReported(NodeEvent):
+    """A monitor from outside reports a trouble of the node. A later event with the same ``report`` renews it.
+
+    ``actor``: the monitor, by its credential: ``token/<name>`` or ``uid/<uid>``. ``key``: the monitor's name for this
+    trouble of the node. ``reason``: in words. ``evidence``: what the monitor has seen, for people. ``expires_at``: when
+    the report counts no longer. ``deadline_at``: when the node goes away whatever happens; None: nobody has said so.
+    """
+
+    type: Literal["node.reported"] = "node.reported"
+    schema_version: Literal[1] = 1
+    actor: str
+    key: str
+    severity: ReportSeverity
+    reason: str
+    evidence: dict[str, Any] = Field(default_factory=dict)
+    expires_at: datetime
+    deadline_at: datetime | None = None
+
+    @property
+    def report(self) -> str:
+        """What the report is called among those of its node."""
+        return f"{self.actor}/{self.key}"
+
+
+class NodeReportHeld(NodeEvent):
+    """Nothing follows from a report for the time being, which only an operator can change at once.
+
+    ``report``: as ``NodeReported`` has it. ``why``: the source has taken as many nodes out of use as it may
+    (``budget``), or a task would have fewer workers than it needs (``minimum``). ``reason``: the same in words.
+    """
+
+    type: Literal["node.report-held"] = "node.report-held"
+    schema_version: Literal[1] = 1
+    report: str
+    why: Literal["budget", "minimum"]
+    reason: str
 
 
 class NodeLeft(NodeEvent):

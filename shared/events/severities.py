@@ -29,6 +29,8 @@ class Method(StrEnum):
     STATISTICS = "online-statistics"
     DEVICE = "device"
     TRANSITION = "transition"
+    REPORT = "report"
+    """A monitor from outside (``node.reported``)."""
 
 
 class ErrorKind(StrEnum):
@@ -45,6 +47,7 @@ class ErrorKind(StrEnum):
     TRANSITION_FAILED = "transition-failed"
     BROKEN_LINK = "broken-link"
     DIFFERENCE = "difference"
+    REPORTED = "reported"
 
 
 SEVERITY: dict[ErrorKind, Severity] = {
@@ -59,5 +62,6 @@ SEVERITY: dict[ErrorKind, Severity] = {
     ErrorKind.TRANSITION_FAILED: Severity.SEV2,
     ErrorKind.BROKEN_LINK: Severity.SEV1,
     ErrorKind.DIFFERENCE: Severity.SEV2,
+    ErrorKind.REPORTED: Severity.SEV1,
 }
 """Severity of a first occurrence. An error whose response has failed escalates."""

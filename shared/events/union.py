@@ -27,6 +27,8 @@ from shared.events.node_events import NodeDrained as NodeDrained
 from shared.events.node_events import NodeDraining as NodeDraining
 from shared.events.node_events import NodeJoined as NodeJoined
 from shared.events.node_events import NodeLeft as NodeLeft
+from shared.events.node_events import NodeReported as NodeReported
+from shared.events.node_events import NodeReportHeld as NodeReportHeld
 from shared.events.node_events import NodeReturned as NodeReturned
 from shared.events.observed_events import AnomalyObserved as AnomalyObserved
 from shared.events.observed_events import FaultInjected as FaultInjected
@@ -338,6 +340,8 @@ Event = Annotated[
     | NodeDraining
     | NodeDrained
     | NodeReturned
+    | NodeReported
+    | NodeReportHeld
     | NodeLeft
     | WorkerSlowed
     | AnomalyObserved

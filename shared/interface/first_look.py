@@ -10,7 +10,15 @@ from shared.interface.models import Readiness
 from shared.text import Time
 
 TroubleKind = Literal[
-    "control-plane", "incident", "task-failed", "storage", "unreachable", "task-waits", "slow-workers", "queue"
+    "control-plane",
+    "incident",
+    "task-failed",
+    "storage",
+    "unreachable",
+    "reported",
+    "task-waits",
+    "slow-workers",
+    "queue",
 ]
 """The gravest first."""
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from shared.events.node_events import ReportSeverity
 from shared.events.plans import Layout, Response, Trigger
 from shared.events.request_events import NoteText
 from shared.events.severities import ErrorKind, Method, Severity
@@ -320,7 +321,8 @@ class Node(BaseModel):
     """A node. ``reason``: of a state other than ready. ``recorded_state``: that of the log, also while it is silent.
 
     ``incarnation``: of its agent, new for every start of one. ``hardware``: kind of its workers: a profile of the
-    throughput model, ``cpu`` without devices. ``devices``: of the node.
+    throughput model, ``cpu`` without devices. ``devices``: of the node. ``reports``: of monitors from outside, those
+    that have not expired.
     """
 
     name: str
@@ -335,6 +337,44 @@ class Node(BaseModel):
     joined_at: Time
     last_heartbeat_at: Time | None
     devices: list[NodeDevice] = Field(default_factory=list)
+    reports: list[NodeReport] = Field(default_factory=list)
+
+
+class NodeReport(BaseModel):
+    """A trouble of a node that a monitor from outside has reported. ``actor``: the monitor, by its token.
+
+    ``key``: the monitor's name for it. A ``warning`` has the node drained, an ``error`` has it isolated until an
+    operator returns it. ``reported_at``: when last. ``deadline_at``: when the node goes away in any case; null: nobody
+    has said so. ``answer``: what has followed; null: nothing yet. ``held``: why nothing follows, in words.
+    """
+
+    actor: str
+    key: str
+    severity: ReportSeverity
+    reason: str
+    evidence: dict[str, Any]
+    reported_at: Time
+    expires_at: Time
+    deadline_at: Time | None
+    answer: Literal["drained", "isolated", "overruled"] | None
+    held: str
+
+
+class ReportRequest(BaseModel):
+    """A trouble of a node. ``key``, ``severity``, ``reason``, ``evidence``: as the report shows them.
+
+    ``expires_s``: for how long the report counts, unless it is sent again. ``deadline_s``: in how many seconds the node
+    goes away in any case; null: nobody has said so.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    key: str = Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")
+    severity: ReportSeverity
+    reason: str = Field(default="", max_length=200)
+    evidence: dict[str, Any] = Field(default_factory=dict)
+    expires_s: float = Field(default=3600.0, ge=60, le=86_400)
+    deadline_s: float | None = Field(default=None, ge=0, le=30 * 86_400)
 
 
 class NodeRequest(BaseModel):

@@ -70,6 +70,10 @@ def _evolve(views: Views, recorded: Recorded) -> None:
             nodes.drained(views, event)
         case events.NodeReturned():
             nodes.returned(views, event)
+        case events.NodeReported():
+            nodes.reported(views, event)
+        case events.NodeReportHeld():
+            nodes.report_held(views, event)
         case events.ErrorDetected():
             incidents.detected(views, recorded, event)
             nodes.failed(views, event)

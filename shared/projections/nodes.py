@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Literal
 
 from shared.events.evidence import Evidence
 from shared.events.severities import ErrorKind, Severity
@@ -14,12 +15,14 @@ from shared.events.union import (
     NodeDraining,
     NodeJoined,
     NodeLeft,
+    NodeReported,
+    NodeReportHeld,
     NodeReturned,
     Recorded,
 )
 from shared.model import filled
 from shared.projections.observed import forget_slowness
-from shared.views.documents import NodeState, NodeView, Views
+from shared.views.documents import NodeReport, NodeState, NodeView, Views
 
 AGENT_LIVES = frozenset({NodeState.READY, NodeState.CORDONED, NodeState.DRAINING, NodeState.DRAINED})
 """States of nodes that take part in the cluster."""
@@ -42,6 +45,7 @@ def joined(views: Views, recorded: Recorded, event: NodeJoined) -> None:
         version=recorded.stream_version,
         state=NodeState.CORDONED if cordoned else NodeState.READY,
         cordoned=cordoned,
+        reports=known.reports if known else [],
         joined_at=recorded.recorded_at,
         span=known.span if known else "",
         allocated_since=known.allocated_since if known else None,
@@ -79,7 +83,8 @@ def draining(views: Views, event: NodeDraining) -> None:
         return
     drains = node.state in AGENT_LIVES and node.state is not NodeState.DRAINED
     shown = {"state": NodeState.DRAINING, "reason": event.reason} if drains else {}
-    _change(views, event.node, cordoned=node.cordoned or event.by == "user", **shown)
+    reports = _answered(node, event.report, "drained")
+    _change(views, event.node, cordoned=node.cordoned or event.by == "user", reports=reports, **shown)
 
 
 def drained(views: Views, event: NodeDrained) -> None:
@@ -95,6 +100,39 @@ def returned(views: Views, event: NodeReturned) -> None:
     if node is not None and node.incarnation == event.incarnation:
         shown = {} if node.state in AWAY else {"state": NodeState.READY, "reason": ""}
         _change(views, event.node, cordoned=False, kept_out=False, **shown)
+    if node is not None and event.actor != "detector":
+        overruled = [one.model_copy(update={"answer": "overruled", "held": ""}) for one in node.reports]
+        _change(views, event.node, reports=overruled)
+
+
+def reported(views: Views, event: NodeReported) -> None:
+    """Note what a monitor reports; an error that it has reported as a warning before counts anew."""
+    if (node := views.nodes.get(event.node)) is not None:
+        _change(views, event.node, reports=with_report(node.reports, event))
+
+
+def with_report(reports: Iterable[NodeReport], event: NodeReported) -> list[NodeReport]:
+    """Return a node's reports with a new one, or with one renewed, the newest at the end; none that have expired."""
+    live = {one.report: one for one in reports if one.expires_at > event.occurred_at}
+    known = live.pop(event.report, None)
+    same = known is not None and (known.severity, event.severity) != ("warning", "error")
+    kept = known.model_dump(include={"answer", "held"}) if known is not None and same else {}
+    return [*live.values(), filled(NodeReport, event, reported_at=event.occurred_at, **kept)]
+
+
+def report_held(views: Views, event: NodeReportHeld) -> None:
+    """Note why nothing follows from a report."""
+    if (node := views.nodes.get(event.node)) is not None:
+        _change(views, event.node, reports=_with(node, event.report, held=event.reason))
+
+
+def _answered(node: NodeView, report: str, answer: Literal["drained", "isolated"]) -> list[NodeReport]:
+    """Return the reports of a node after one of them had it drained or isolated."""
+    return _with(node, report, answer=answer, held="")
+
+
+def _with(node: NodeView, report: str, **changes: str) -> list[NodeReport]:
+    return [one.model_copy(update=changes) if report == one.report else one for one in node.reports]
 
 
 def failed(views: Views, event: ErrorDetected) -> None:
@@ -104,8 +142,10 @@ def failed(views: Views, event: ErrorDetected) -> None:
         evidence = Evidence.read(event.evidence)
         reason = f"{_repeated(event, evidence)}{event.kind.value} ({event.method.value}), incident {event.incident}"
         kept_out = views.nodes[event.node].kept_out or evidence.rule in ("lemon", "pair")
+        kept_out |= bool(evidence.report)
+        reports = _answered(views.nodes[event.node], evidence.report, "isolated")
         state = NodeState.LOST if lost else NodeState.ISOLATED
-        _change(views, event.node, state=state, reason=reason, kept_out=kept_out)
+        _change(views, event.node, state=state, reason=reason, kept_out=kept_out, reports=reports)
         if lost:
             node = views.nodes[event.node]
             views.nodes[event.node] = forget_slowness(views, node, event.occurred_at, "the node was lost")
@@ -114,6 +154,9 @@ def failed(views: Views, event: ErrorDetected) -> None:
 def _repeated(event: ErrorDetected, evidence: Evidence) -> str:
     """Return which repetition isolated the node, in words; empty if none did."""
     used = event.evidence.get("repetition")
+    if evidence.report:
+        said = (event.evidence.get(name, "") for name in ("source", "key", "reason"))
+        return "{} reports {}: {}; ".format(*said)
     if evidence.rule == "pair":
         return "its link broke too often; "
     if not evidence.rule or not isinstance(used, dict):

@@ -9,11 +9,12 @@ import fcntl
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -30,8 +31,10 @@ PREFIX = "unicron_"
 
 
 class Scope(StrEnum):
-    """What a token allows; each scope includes those before it."""
+    """What a token allows; each scope includes those before it, but that ``REPORT`` is for monitors alone."""
 
+    REPORT = "report"
+    """The bearer may report troubles of the nodes that the token names, and do nothing else."""
     READ = "read"
     SUBMIT = "submit"
     """The bearer may submit tasks, and stop those that it owns."""
@@ -40,15 +43,26 @@ class Scope(StrEnum):
 
     def includes(self, other: Scope) -> bool:
         """Return whether this scope allows what another does."""
+        if other is Scope.REPORT:
+            return self in (Scope.REPORT, Scope.OPERATE)
         order = list(Scope)
         return order.index(self) >= order.index(other)
 
 
+NODE_PATTERN = r"^[a-z0-9*-]{1,63}$"
+"""The name of a node, or of several where ``*`` stands for any characters."""
+
+
 class Token(Model):
-    """A token as the file has it. ``name``: the name of its bearer, who owns the tasks that it submits."""
+    """A token as the file has it.
+
+    ``name``: the name of its bearer, who owns the tasks that it submits. ``nodes``: patterns of the nodes of which a
+    bearer with the scope ``report`` may report: names in which ``*`` stands for any characters.
+    """
 
     name: Name
     scope: Scope
+    nodes: list[Annotated[str, Field(pattern=NODE_PATTERN)]] = Field(default_factory=list)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     created_at: datetime
 
@@ -78,8 +92,10 @@ def read(path: Path) -> list[Token]:
         raise Corrupt(f"{path} is no list of tokens: {err.errors(include_url=False)[0]['msg']}") from err
 
 
-def add(path: Path, name: str, scope: Scope, now: datetime) -> str:
+def add(path: Path, name: str, scope: Scope, now: datetime, nodes: Sequence[str] = ()) -> str:
     """Make a token, write its digest to the file, and return the token, which nobody can find out later.
+
+    ``nodes``: as ``Token`` has them.
 
     Raises:
         Conflict: a token has this name.
@@ -89,7 +105,7 @@ def add(path: Path, name: str, scope: Scope, now: datetime) -> str:
     with _changing(path) as tokens:
         if any(known.name == name for known in tokens):
             raise Conflict(f"there is a token named {name!r}; remove it first, or take another name")
-        tokens.append(Token(name=name, scope=scope, sha256=digest(token), created_at=now))
+        tokens.append(Token(name=name, scope=scope, nodes=list(nodes), sha256=digest(token), created_at=now))
     return token
 
 

@@ -6,10 +6,11 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
+from shared.events.node_events import ReportSeverity
 from shared.events.plans import Layout, Member, Response, Stage, Trigger
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import Observation
@@ -24,7 +25,7 @@ from shared.views.task_parts import RateSample as RateSample
 from shared.views.task_parts import Result as Result
 from shared.views.task_parts import StopRefusal as StopRefusal
 
-SCHEMA_VERSION = 21
+SCHEMA_VERSION = 22
 """Version of the documents and of the fold, raised whenever one of them changes; the projections are then folded again
 from position 0."""
 
@@ -301,14 +302,40 @@ class NodeState(StrEnum):
     """The node's agent was asked to end."""
 
 
+class NodeReport(Model):
+    """What a monitor from outside has reported of a node (``NodeReported``, whose fields these are).
+
+    ``reported_at``: when last. ``answer``: what has followed; None: nothing yet. ``held``: why nothing follows; empty:
+    nothing is known to be in the way.
+    """
+
+    actor: str
+    key: str
+    severity: ReportSeverity
+    reason: str
+    evidence: dict[str, Any]
+    reported_at: datetime
+    expires_at: datetime
+    deadline_at: datetime | None
+    answer: Literal["drained", "isolated", "overruled"] | None = None
+    held: str = ""
+
+    @property
+    def report(self) -> str:
+        """What the report is called among those of its node (``NodeReported.report``)."""
+        return f"{self.actor}/{self.key}"
+
+
 class NodeView(Model):
     """A node.
 
     ``version``: that of its stream, for expected-version appends. ``cordoned``: a user wants no new work on it,
     whatever its state; that holds over incarnations. ``hardware``: the kind of its workers. ``kept_out``: whether only
-    an operator returns it, whatever its agent does: it is a lemon, or its link has broken too often. ``span``: key of
-    the span that lasts (``SpanView``); empty while the node is not allocated. ``allocated_worker_s``: worker-seconds up
-    to ``allocated_since``, from which its workers are allocated; None while they are not. ``slow``: its slow workers.
+    an operator returns it, whatever its agent does: it is a lemon, its link has broken too often, or a monitor has
+    reported an error. ``reports``: of monitors from outside, with those that have expired since the newest one came.
+    ``span``: key of the span that lasts (``SpanView``); empty while the node is not allocated.
+    ``allocated_worker_s``: worker-seconds up to ``allocated_since``, from which its workers are allocated; None while
+    they are not. ``slow``: its slow workers.
     """
 
     name: str
@@ -318,6 +345,7 @@ class NodeView(Model):
     cordoned: bool = False
     kept_out: bool = False
     reason: str = ""
+    reports: list[NodeReport] = Field(default_factory=list)
     incarnation: str
     agent_pid: int
     domain: str

@@ -39,7 +39,7 @@ class Detection:
     def of(self, kind: ErrorKind, step_s: float, micro_batches: int = 1) -> float:
         """Return the time to the detection of a fault of this kind, seconds."""
         match kind:
-            case ErrorKind.NODE_LOST:
+            case ErrorKind.NODE_LOST | ErrorKind.REPORTED:
                 return self.node_s
             case ErrorKind.PROCESS_EXIT | ErrorKind.CONNECTION | ErrorKind.TRANSITION_FAILED:
                 return self.process_s

@@ -27,6 +27,7 @@ _METHODS: dict[ErrorKind, Method] = {
     ErrorKind.TRANSITION_FAILED: Method.TRANSITION,
     ErrorKind.BROKEN_LINK: Method.NODE_HEALTH,
     ErrorKind.DIFFERENCE: Method.EXCEPTION,
+    ErrorKind.REPORTED: Method.REPORT,
 }
 """The method that finds an error of each kind (docs/detector.md, "From signal to incident")."""
 

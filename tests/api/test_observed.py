@@ -100,7 +100,8 @@ class History:
 
     def slowdowns(self) -> list[float]:
         tasks = list(self.views.tasks.values())
-        nodes = [present.node(view, LiveState(), present.assigned_ranks(tasks)) for view in self.views.nodes.values()]
+        assigned = present.assigned_ranks(tasks)
+        nodes = [present.node(view, LiveState(), assigned, NOW) for view in self.views.nodes.values()]
         return [worker.slowdown for node in nodes for worker in node.workers]
 
 

@@ -103,7 +103,7 @@ async def test_a_silent_node_is_shown_as_silent_whatever_users_want_of_it(state:
         workers=["n1/0"],
         joined_at=SINCE,
     )
-    node = present.node(view, live.state(), {})
+    node = present.node(view, live.state(), {}, SINCE)
     assert (node.state, node.recorded_state) == (shown, state)
     assert node.reason.startswith(reason)
 
@@ -167,14 +167,14 @@ async def test_a_node_shows_its_devices_as_long_as_it_has_an_agent() -> None:
     sick = {"device": 1, "uuid": "GPU-1", "notes": ["92 C, slows down at 90 C"], "faults": {"xid-31": 2}}
     live.add(heartbeat(node="n1", workers=[], devices=[], device_readings=readings))
     live.add(heartbeat(node="n1", sequence=9, workers=[], devices=[sick], device_readings=[]))
-    shown = present.node(node_view(), live.state(), {})
+    shown = present.node(node_view(), live.state(), {}, SINCE)
     assert shown.hardware == "h100"
     assert [device.model_dump() for device in shown.devices] == [
         {**readings[0], "notes": [], "faults": {}},
         {**readings[1], "notes": sick["notes"], "faults": sick["faults"]},
     ]
     assert {worker.worker: worker.device for worker in shown.workers} == {"n1/0": 0, "n1/1": 1}
-    assert present.node(node_view(state=NodeState.LOST), live.state(), {}).devices == []
+    assert present.node(node_view(state=NodeState.LOST), live.state(), {}, SINCE).devices == []
 
 
 async def test_what_an_agent_has_read_of_devices_goes_with_it() -> None:
@@ -182,7 +182,7 @@ async def test_what_an_agent_has_read_of_devices_goes_with_it() -> None:
     reading = {**READ, "device": 0, "uuid": "GPU-0", "workers": ["n1/0"]}
     live.add(heartbeat(node="n1", workers=[], devices=[], device_readings=[reading]))
     live.add(heartbeat(node="n1", incarnation="another", workers=[], devices=[], device_readings=[]))
-    shown = present.node(node_view(hardware="cpu"), live.state(), {})
+    shown = present.node(node_view(hardware="cpu"), live.state(), {}, SINCE)
     assert shown.devices == []
     assert {worker.device for worker in shown.workers} == {None}
 
@@ -191,5 +191,5 @@ async def test_an_older_agent_says_of_its_devices_what_it_has_to_say() -> None:
     live = Live()
     said = {"device": 3, "uuid": "GPU-3", "faults": {"xid-31": 2}}
     live.add(heartbeat(node="n1", workers=[], devices=[said], device_readings=[]))
-    [device] = present.node(node_view(), live.state(), {}).devices
+    [device] = present.node(node_view(), live.state(), {}, SINCE).devices
     assert (device.device, device.uuid, device.faults, device.name) == (3, "GPU-3", {"xid-31": 2}, "")

@@ -18,7 +18,10 @@ from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import (
     IncidentAcknowledged,
     IncidentNoted,
+    NodeDraining,
     NodeJoined,
+    NodeReported,
+    NodeReportHeld,
     TaskFailed,
     TaskSubmitted,
     WorkerSlowed,
@@ -168,6 +171,22 @@ def test_unreachable_nodes_are_one_cause_for_each_failure_domain(story: Story, t
     assert (found.kind, found.nodes, found.since) == ("unreachable", ["n0", "n1"], story.time(19))
     assert found.what == "No heartbeats of 2 nodes of default: n0, n1"
     assert found.money_per_hour is None
+
+
+def test_a_report_on_which_nothing_follows_needs_an_operator(story: Story, tmp_path: Path) -> None:
+    for node in ("n0", "n1"):
+        about = {"node": node, "actor": "token/slurm", "key": "drain"}
+        expires_at = story.time(story.seconds + 600)
+        story.add(NodeReported, severity="warning", reason="a fan", expires_at=expires_at, **about)
+        assert [one.kind for one in troubles(story, tmp_path)] == (["reported"] if node == "n1" else [])
+        story.add(NodeReportHeld, node=node, report="token/slurm/drain", why="budget", reason="it has taken 1 of 2")
+    (found,) = troubles(story, tmp_path)
+    assert (found.nodes, found.grave, found.needs_somebody) == (["n0", "n1"], False, True)
+    assert found.what == "token/slurm reports of n0, n1: drain, a fan; not acted on: it has taken 1 of 2"
+    assert "unicron drain n0" in found.todo[0]
+    story.add(NodeDraining, node="n0", by="user", timeout_s=1.0, report="token/slurm/drain")
+    assert [one.nodes for one in troubles(story, tmp_path)] == [["n1"]]
+    assert troubles(story.at(story.seconds + 601), tmp_path) == []
 
 
 def test_a_part_of_the_control_plane_that_is_away_comes_first_and_keeps_incidents_open(

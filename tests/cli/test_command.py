@@ -52,6 +52,7 @@ GROUPS = {
     "token": ["add", "list", "remove"],
     "node": ["add", "remove"],
     "keys": ["make", "tls"],
+    "watch": ["cloud", "kubernetes", "machine", "slurm"],
 }
 """Verbs that have verbs of their own."""
 

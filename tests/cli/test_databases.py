@@ -316,6 +316,7 @@ CHANGES: Sequence[tuple[str, str, Any, int]] = (
     ("POST", "/v1/nodes/n1/cordon", {"reason": "a fan"}, 200),
     ("POST", "/v1/nodes/n1/return", None, 200),
     ("POST", "/v1/nodes/n1/drain", {}, 202),
+    ("POST", "/v1/nodes/n1/reports", {"key": "drain", "severity": "warning"}, 202),
     ("POST", "/v1/nodes/n1/agent/restart", None, 202),
     ("POST", "/v1/incidents/open/notes", {"text": "the switch of rack 4"}, 201),
     ("POST", "/v1/incidents/open/acknowledge", None, 200),
@@ -367,7 +368,7 @@ def is_at(method: str, path: str, given: str, place: str) -> bool:
 NO_DATABASE = {
     ("up",), ("demo",), ("control",), ("agent",), ("doctor",), ("simulate",), ("plan", "solve"), ("plan", "throughput"),
     ("node", "add"), ("node", "remove"), ("keys", "make"), ("keys", "tls"), ("token", "add"), ("token", "list"),
-    ("token", "remove"), ("run",),
+    ("token", "remove"), ("run",), *(("watch", what) for what in ("cloud", "kubernetes", "machine", "slurm")),
 }  # fmt: skip
 """Verbs that use no log and no gateway, or start what others here have started."""
 

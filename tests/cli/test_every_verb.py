@@ -99,7 +99,9 @@ CHANGING = {
 }
 """Name of the golden outputs -> a verb that changes something, and its arguments; one after the other."""
 
-WITHOUT = {
+WATCHED = ("cloud", "kubernetes", "machine", "slurm")
+
+WITHOUT: dict[tuple[str, ...], str] = {
     ("up",): "starts a server",
     ("demo",): "starts a server; its tables are those of tests/cli/test_demo.py",
     ("control",): "starts a server",
@@ -107,6 +109,7 @@ WITHOUT = {
     ("open",): "prints a link, which is secret and never the same",
     ("token", "add"): "prints a token, which is secret and never the same",
     ("token", "remove"): "prints nothing",
+    **{("watch", what): "asks another system; tests/cli/test_watch.py" for what in WATCHED},
     ("result",): "has a node send a file; its one line is in tests/cli/test_verbs.py",
 }
 """Verb -> why it has no golden outputs."""

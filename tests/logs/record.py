@@ -331,6 +331,24 @@ def unwritten_result(python: Path, run_dir: Path) -> None:
         cluster.has_answered("task-ended", 2)
 
 
+def reported_node(python: Path, run_dir: Path) -> None:
+    """Record a node that a monitor has drained and, once it was returned, isolated; another report is held back."""
+    with running(python, run_dir) as cluster:
+        cluster.submit("reported", steps=100_000, workers={"min": 1, "max": 4})
+        cluster.reaches("reported", 10)
+        cluster.reports("n1", "fan", "warning", answer="drained")
+        cluster.reaches("reported", 10)
+        cluster.ask_node("n1", "return", "ready")
+        cluster.reaches("reported", 10)
+        cluster.reports("n0", "fan", "warning", answer=None)
+        cluster.reports("n1", "ib", "error", answer="isolated")
+        cluster.has_answered("error", 1)
+        cluster.ask_node("n1", "return", "ready")
+        cluster.reaches("reported", 10)
+        cluster.stop("reported")
+        cluster.ends("reported", "stopped")
+
+
 COURSES: dict[str, Callable[[Path, Path], None]] = {
     "demo": demo,
     "every-event": every_event,
@@ -342,6 +360,7 @@ COURSES: dict[str, Callable[[Path, Path], None]] = {
     "changed-task": changed_task,
     "waiting-task": waiting_task,
     "unwritten-result": unwritten_result,
+    "reported-node": reported_node,
 }
 
 

@@ -210,6 +210,18 @@ class Cluster:
         self._client.post(f"/v1/nodes/{node}/{what}").raise_for_status()
         self._until(lambda: self._node(node)["state"] == state, f"node {node} is {state}")
 
+    def reports(self, node: str, key: str, severity: str, *, answer: str | None) -> None:
+        """Report a trouble of a node, and wait until this has followed; None: until it is held back."""
+        print(f"reports {severity} {key} of {node}", flush=True)
+        body = {"key": key, "severity": severity, "reason": "as recorded", "evidence": {"line": "a line"}}
+        self._client.post(f"/v1/nodes/{node}/reports", json=body).raise_for_status()
+
+        def followed() -> bool:
+            found = [one for one in self._node(node)["reports"] if one["key"] == key]
+            return bool(found) and (bool(found[0]["held"]) if answer is None else found[0]["answer"] == answer)
+
+        self._until(followed, f"{answer or 'nothing'} follows from {key} of {node}")
+
     def replace_agent(self, node: str, end: Callable[[str], None]) -> None:
         """End a node's agent, and wait until it has another one."""
         before = self._node(node)["incarnation"]

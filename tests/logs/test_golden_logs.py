@@ -38,6 +38,7 @@ COURSES = [
     "changed-task",
     "waiting-task",
     "unwritten-result",
+    "reported-node",
 ]
 
 EVENT_TYPES = set(EVENT.json_schema()["discriminator"]["mapping"])

@@ -8,8 +8,10 @@ may do everything and need no token. Everybody else needs one (``shared.service.
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated
 
@@ -40,6 +42,12 @@ TASK_PAGE = "/tasks/"
 LINKS = "/open/"
 """What the paths of links begin with, whose credential is the rest of the path (``services.api.routers.browser``)."""
 
+REPORTS = r"/v1/nodes/[^/]+/reports"
+"""The paths to which monitors send reports."""
+
+OWN_RIGHTS = "/v1/actor"
+"""The path that says who asks and what they may do."""
+
 ROOT_UID = 0
 
 
@@ -52,12 +60,14 @@ class Actor:
         scope: what they may do.
         token_sha256: of the token, with one.
         in_session: whether a browser's session says so.
+        nodes: of which a bearer of the scope ``report`` may report (``Token.nodes``).
     """
 
     name: str
     scope: Scope
     token_sha256: str = ""
     in_session: bool = False
+    nodes: tuple[str, ...] = ()
 
     @property
     def bearer(self) -> Bearer:
@@ -72,6 +82,16 @@ class Actor:
         """
         if not self.scope.includes(scope):
             raise Forbidden(f"{self.name} has the scope {self.scope.value!r}; this needs {scope.value!r}")
+
+    def require_to_report(self, node: str) -> None:
+        """Refuse a report of a node that the actor's token does not name.
+
+        Raises:
+            Forbidden: it does not, or its scope does not include reports.
+        """
+        self.require(Scope.REPORT)
+        if self.scope is Scope.REPORT and not any(fnmatchcase(node, pattern) for pattern in self.nodes):
+            raise Forbidden(f"{self.name} may report of {', '.join(self.nodes) or 'no node'}, and not of {node!r}")
 
     def require_to_read_output(self, owner: str, task: str) -> None:
         """Refuse what a task has printed, which may say anything, to all but its owner and operators.
@@ -174,6 +194,8 @@ class Access:
             self._count(scope)
             raise
         self._rates.admit(actor.name, time.monotonic())
+        if actor.scope is Scope.REPORT and not _is_report(scope["path"]):
+            raise Forbidden(f"{actor.name} has the scope 'report', which allows reports of nodes and nothing else")
         return actor
 
     def _count(self, scope: types.Scope) -> None:
@@ -212,7 +234,12 @@ class Access:
 
 
 def _bearer_of(token: Token, *, in_session: bool = False) -> Actor:
-    return Actor(f"token/{token.name}", token.scope, token.sha256, in_session)
+    return Actor(f"token/{token.name}", token.scope, token.sha256, in_session, tuple(token.nodes))
+
+
+def _is_report(path: str) -> bool:
+    """Return whether a path is one of those that the scope ``report`` allows."""
+    return path == OWN_RIGHTS or re.fullmatch(REPORTS, path) is not None
 
 
 def _check_own_page(scope: types.Scope) -> None:
@@ -255,7 +282,14 @@ async def _operates(who: Who) -> Actor:
     return who
 
 
+async def _reports(who: Who) -> Actor:
+    who.require(Scope.REPORT)
+    return who
+
+
 Submitter = Annotated[Actor, Depends(_submits)]
 """The actor of an endpoint that changes what belongs to the actor."""
 Operator = Annotated[Actor, Depends(_operates)]
 """The actor of an endpoint that changes what belongs to all."""
+Reporter = Annotated[Actor, Depends(_reports)]
+"""The actor of an endpoint that reports troubles; of which nodes is asked by ``Actor.require_to_report``."""

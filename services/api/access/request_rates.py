@@ -15,6 +15,9 @@ BURST_S = 5.0
 """A peer that was silent may send what it is allowed in this time at once: a page of a user interface, a script's
 loop."""
 
+REPORTS_BURST_S = 200.0
+"""A monitor that starts in a large cluster may report so many troubles at once."""
+
 MOST_PEERS = 4096
 """Peers that are remembered. The one that was silent for the longest is forgotten first, and its bucket is full."""
 
@@ -24,10 +27,14 @@ class RequestRates:
 
     Args:
         per_s: requests of one peer in a second, in the long run; 0: any number.
+        burst_s: what a peer may send in this time it may send at once.
+        limit: what refuses more, in words.
     """
 
-    def __init__(self, per_s: float) -> None:
-        self._per_s, self._most = per_s, max(1.0, per_s * BURST_S)
+    def __init__(
+        self, per_s: float, burst_s: float = BURST_S, limit: str = "requests a second; UNICRON_REQUESTS_PER_S sets it"
+    ) -> None:
+        self._per_s, self._most, self._limit = per_s, max(1.0, per_s * burst_s), limit
         self._peers: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """Peer -> tokens that it had, and when."""
 
@@ -50,9 +57,12 @@ class RequestRates:
         if len(self._peers) > MOST_PEERS:
             self._peers.popitem(last=False)
         if not admitted:
-            raise TooManyRequests(
-                f"more than {self._per_s:g} requests a second of {peer}; the setting is UNICRON_REQUESTS_PER_S"
-            )
+            raise TooManyRequests(f"{peer} has sent too many: allowed are {self._per_s:g} {self._limit}")
+
+
+def reports_of_a_source() -> RequestRates:
+    """Return the buckets of those who report troubles of nodes: what is new in their reports is in the log for ever."""
+    return RequestRates(1.0, REPORTS_BURST_S, "report a second that is new")
 
 
 def peer_of(address: str) -> str:

@@ -184,5 +184,5 @@ def _while_open(incident: Incident, away: Sequence[str]) -> list[str]:
     return ["Wait: it is being healed. `unicron status` says whether every part of the control plane works."]
 
 
-_MENDED_FIRST = (ErrorKind.DEVICE, ErrorKind.BROKEN_LINK)
+_MENDED_FIRST = (ErrorKind.DEVICE, ErrorKind.BROKEN_LINK, ErrorKind.REPORTED)
 """Kinds of incidents after which a node comes back in a way of its own."""

@@ -22,6 +22,7 @@ KINDS = {
     ErrorKind.TRANSITION_FAILED: "a plan could not be carried out",
     ErrorKind.BROKEN_LINK: "nodes could not reach one another",
     ErrorKind.DIFFERENCE: "a new process was not what those that train are, and had to leave before it took part",
+    ErrorKind.REPORTED: "a monitor from outside reported an error of the node",
 }
 """Kind of an incident -> what has happened, as a sentence."""
 
@@ -37,6 +38,7 @@ ADVICE = {
     ErrorKind.CONNECTION: "If it repeats, look at the network between the nodes of the task.",
     ErrorKind.NON_FINITE: "Look at the samples of that micro-batch, and at the parameter that is named below.",
     ErrorKind.DIFFERENCE: "Undo the change that is named below; or stop and resume the task, which then takes it over.",
+    ErrorKind.REPORTED: "look at what the monitor says of the node, mend it, then `unicron return`.",
 }
 """Kind of an incident -> what an operator can do (docs/operations.md, "What failures look like")."""
 

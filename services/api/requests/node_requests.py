@@ -13,7 +13,7 @@ from services.api.gateway import READ_YOUR_WRITES_S, Gateway
 from services.api.store.tables import NODES
 from shared.errors import Conflict, Unavailable
 from shared.events.node_events import CheckResult
-from shared.events.union import NodeCordoned, NodeDraining, NodeReturned
+from shared.events.union import NodeCordoned, NodeDraining, NodeReported, NodeReturned
 from shared.messages.admission import AGENT_RESTART, AgentRestart
 from shared.messages.probes import ProbeTarget
 from shared.messages.self_test import run_self_test
@@ -24,7 +24,7 @@ from shared.views.documents import NodeState, NodeView
 _ATTEMPTS = 5
 """How often a request is tried in all, where other events of its node are logged at the same time."""
 
-NodeEvent = NodeCordoned | NodeDraining | NodeReturned
+NodeEvent = NodeCordoned | NodeDraining | NodeReturned | NodeReported
 
 Judge = Callable[[NodeView], Awaitable[NodeEvent | None]]
 """Returns the event that a request on a node in this state makes; None if there is nothing to do."""
@@ -42,7 +42,7 @@ async def cordon(api: Gateway, name: str, who: Actor, reason: str) -> NodeView:
             return None
         return NodeCordoned(event_id=str(uuid.uuid4()), occurred_at=utc_now(), node=name, reason=reason, actor=who.name)
 
-    return await _request(api, name, judge)
+    return await request(api, name, judge)
 
 
 async def drain(api: Gateway, name: str, who: Actor, reason: str, timeout_s: float | None) -> NodeView:
@@ -76,7 +76,7 @@ async def drain(api: Gateway, name: str, who: Actor, reason: str, timeout_s: flo
             actor=who.name,
         )
 
-    return await _request(api, name, judge)
+    return await request(api, name, judge)
 
 
 async def put_back(api: Gateway, name: str, who: Actor) -> NodeView:
@@ -105,7 +105,7 @@ async def put_back(api: Gateway, name: str, who: Actor) -> NodeView:
             self_test=checks,
         )
 
-    return await _request(api, name, judge)
+    return await request(api, name, judge)
 
 
 async def restart_agent(api: Gateway, name: str) -> NodeView:
@@ -127,7 +127,7 @@ async def restart_agent(api: Gateway, name: str) -> NodeView:
     return node
 
 
-async def _request(api: Gateway, name: str, judge: Judge) -> NodeView:
+async def request(api: Gateway, name: str, judge: Judge) -> NodeView:
     """Append the event that ``judge`` returns for the node's present state; return the node after it."""
     for _ in range(_ATTEMPTS):
         node = await api.read(lambda views: views.find(NODES, name))

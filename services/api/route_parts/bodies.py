@@ -50,7 +50,7 @@ def options(model: type[M], *, required: bool = False) -> Callable[[Request], Aw
         try:
             return model.model_validate_json(body) if body or required else model()
         except ValidationError as err:
-            raise refused_request(err.errors(include_url=False, include_context=False)) from err
+            raise refused_request(err.errors(include_url=False)) from err
 
     return read
 

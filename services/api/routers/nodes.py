@@ -12,16 +12,17 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Response, status
 
 from services.api import present
-from services.api.access.access import Operator
+from services.api.access.access import Operator, Reporter
 from services.api.gateway import Api, Gateway
 from services.api.live import LiveState
-from services.api.requests import node_requests
+from services.api.requests import node_reports, node_requests
 from services.api.route_parts.bodies import described, options
 from services.api.route_parts.parameters import CHANGE, NAMED, PROBLEMS, Cursor, Limit, NodeName, page
 from services.api.store.readers import ViewReader
 from services.api.store.tables import NODES, TASKS
 from shared.interface.first_look import NodeMap
-from shared.interface.models import DrainRequest, Node, NodeRequest, Page, ShownNodeState
+from shared.interface.models import DrainRequest, Node, NodeReport, NodeRequest, Page, ReportRequest, ShownNodeState
+from shared.model import utc_now
 from shared.projections.nodes import AGENT_LIVES
 from shared.tasks.specification import GOING_ON
 from shared.views.documents import NodeState, NodeView
@@ -87,7 +88,7 @@ async def nodes(
 
     With ``state``, a page may have fewer than ``limit`` though more follow, where nodes are unreachable.
     """
-    live = api.live.state()
+    live, now = api.live.state(), utc_now()
     wanted: set[str] = set(state or [])
     # The log knows nodes that are unreachable in the state in which they fell silent.
     silent = AGENT_LIVES if present.UNREACHABLE in wanted else frozenset()
@@ -96,7 +97,9 @@ async def nodes(
     def answer(views: ViewReader) -> Page[Node]:
         found = views.page(NODES, after=cursor, limit=limit + 1, states=logged)
         assigned = _assigned(views)
-        shown = page([present.node(view, live, assigned) for view in found], [view.position for view in found], limit)
+        shown = page(
+            [present.node(view, live, assigned, now) for view in found], [view.position for view in found], limit
+        )
         return Page(items=[n for n in shown.items if not wanted or n.state in wanted], next_cursor=shown.next_cursor)
 
     return await api.answer(answer)
@@ -117,8 +120,8 @@ async def all_nodes(api: Api) -> Response:
 @router.get("/nodes/{name}", responses=NAMED)
 async def node(name: NodeName, api: Api) -> Node:
     """Show a node."""
-    live = api.live.state()
-    return await api.read(lambda views: present.node(views.find(NODES, name), live, _assigned(views)))
+    live, now = api.live.state(), utc_now()
+    return await api.read(lambda views: present.node(views.find(NODES, name), live, _assigned(views), now))
 
 
 @router.post("/nodes/{name}/cordon", responses=CHANGE, openapi_extra=described(NodeRequest))
@@ -148,6 +151,25 @@ async def put_back(name: NodeName, api: Api, who: Operator) -> Node:
     return await _shown(api, await node_requests.put_back(api, name, who))
 
 
+@router.post(
+    "/nodes/{name}/reports",
+    status_code=status.HTTP_202_ACCEPTED,
+    responses=CHANGE,
+    openapi_extra=described(ReportRequest, required=True),
+)
+async def report(
+    name: NodeName,
+    api: Api,
+    who: Reporter,
+    asked: Annotated[ReportRequest, Depends(options(ReportRequest, required=True))],
+) -> NodeReport:
+    """Report a trouble of a node: a warning has it drained, an error isolated, within what a source may do.
+
+    The same trouble, told again, is the same report. A report brings no node back.
+    """
+    return present.report(await node_reports.report(api, name, who, asked))
+
+
 @router.post("/nodes/{name}/agent/restart", status_code=status.HTTP_202_ACCEPTED, responses=CHANGE)
 async def restart_agent(name: NodeName, api: Api, _: Operator) -> Node:
     """Start the node's agent again; ranks train on. Once that is done the node has another ``incarnation``."""
@@ -155,5 +177,5 @@ async def restart_agent(name: NodeName, api: Api, _: Operator) -> Node:
 
 
 async def _shown(api: Gateway, view: NodeView) -> Node:
-    live = api.live.state()
-    return await api.read(lambda views: present.node(view, live, _assigned(views)))
+    live, now = api.live.state(), utc_now()
+    return await api.read(lambda views: present.node(view, live, _assigned(views), now))

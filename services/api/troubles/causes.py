@@ -50,6 +50,7 @@ def causes(known: Findings) -> list[Trouble]:
         *_failed(known),
         *_waiting(known),
         *_unreachable(known),
+        *_reported(known),
         *_slow(known),
     ]
     return sorted(
@@ -364,6 +365,27 @@ def _unreachable(known: Findings) -> Iterator[Trouble]:
             todo=[f"Look at the network between the control plane and {named[0]}; its ranks are kept, and train on."],
             since=min(seen.unreachable[name].since for name in named),
             cost_basis="not known: its ranks are kept, and mostly train on",
+            nodes=named,
+        )
+
+
+def _reported(known: Findings) -> Iterator[Trouble]:
+    """Yield what monitors report of nodes and nothing follows from: an operator has to say whether it is to count."""
+    reports = [(node, one) for node, found in known.held.items() for one in found]
+    for group in _grouped(reports, lambda each: (each[1].actor, each[1].key, each[1].severity)):
+        node, first = group[0]
+        named = [name for name, _ in group]
+        said = f"{first.key}{f', {first.reason}' if first.reason else ''}"
+        yield Trouble(
+            key=f"reported {first.report}",
+            kind="reported",
+            grave=first.severity == "error",
+            needs_somebody=True,
+            state=first.severity,
+            what=f"{first.actor} reports of {names(named)}: {said}; not acted on: {first.held}",
+            todo=[f"Look at {node}; `unicron drain {node}` empties it, as the report would."],
+            since=min(one.reported_at for _, one in group),
+            cost_basis="not known: its ranks train on",
             nodes=named,
         )
 

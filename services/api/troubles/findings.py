@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -19,7 +19,7 @@ from shared.interface.models import Check, Incident, IncidentFacts
 from shared.messages.reachability import Reachability
 from shared.projections.nodes import AGENT_LIVES
 from shared.tasks.specification import GOING_ON
-from shared.views.documents import ClusterView, IncidentView, NodeState, NodeView, SpanView, TaskView
+from shared.views.documents import ClusterView, IncidentView, NodeReport, NodeState, NodeView, SpanView, TaskView
 from shared.views.observed_views import SlowdownView
 
 MOST_INCIDENTS = 100
@@ -64,6 +64,8 @@ class Findings:
     unreachable: Mapping[str, NodeView] = field(default_factory=dict)
     reachability: Reachability = field(default_factory=Reachability)
     slow: Sequence[SlowdownView] = ()
+    held: Mapping[str, Sequence[NodeReport]] = field(default_factory=dict)
+    """Node in use -> the reports of monitors on which nothing follows without an operator."""
 
 
 def read_findings(
@@ -84,7 +86,15 @@ def read_findings(
         unreachable={name: node for name, node in silent.items() if node.state in AGENT_LIVES},
         reachability=live.reachability,
         slow=views.page(SLOWDOWNS, states=["open"]),
+        held={name: found for name, found in _held(views, now) if found},
     )
+
+
+def _held(views: ViewReader, now: datetime) -> Iterator[tuple[str, list[NodeReport]]]:
+    reported = views.known("reported", lambda: [node for node in views.page(NODES) if node.reports])
+    for node in reported:
+        if node.state in (NodeState.READY, NodeState.CORDONED):
+            yield node.name, [one for one in present.live_reports(node, now) if one.held]
 
 
 def _incidents(

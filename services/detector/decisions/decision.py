@@ -37,6 +37,7 @@ class DetectorLimits:
     stalls: StallLimits
     escalation: EscalationLimits = field(default_factory=EscalationLimits)
     network: str = ""
+    drain_timeout_s: float = 60.0
 
     @property
     def silence(self) -> SilenceLimits:

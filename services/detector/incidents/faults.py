@@ -38,6 +38,7 @@ METHOD = {
     ErrorKind.TRANSITION_FAILED: Method.TRANSITION,
     ErrorKind.BROKEN_LINK: Method.NODE_HEALTH,
     ErrorKind.DIFFERENCE: Method.EXCEPTION,
+    ErrorKind.REPORTED: Method.REPORT,
 }
 """The method that finds an error of each kind."""
 

@@ -41,6 +41,7 @@ ORDER = (
     ErrorKind.DEVICE,
     ErrorKind.NODE_LOST,
     ErrorKind.BROKEN_LINK,
+    ErrorKind.REPORTED,
     ErrorKind.DIFFERENCE,
     ErrorKind.PROCESS_EXIT,
     ErrorKind.EXCEPTION,

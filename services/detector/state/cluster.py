@@ -14,6 +14,7 @@ from services.detector.state.cause_history import CauseHistory
 from services.detector.state.known_errors import KnownError
 from services.detector.state.node import MonitoredNode
 from services.detector.state.pairs import Pair
+from services.detector.state.reports import Reports
 from services.detector.state.slow_links import RoundTrips
 from services.detector.state.task import EndedTask, MonitoredTask, Standstill
 from services.detector.state.unlogged import Condemnation, IncidentWatch, Isolation, ProbeResult, SelfTestState
@@ -53,6 +54,7 @@ class DetectorState:
         isolated: nodes that are left out because of a broken link, until it works or an operator returns them.
         condemned: nodes that another error of SEV1 isolated. They are tested before they return.
         early_devices: reports on devices by agents that have not joined yet, by node. Not in the log.
+        reports: what monitors from outside have reported of nodes.
         causes: what is remembered of the causes of errors.
         mtbf_node_s: mean time between failures of a node, of the newest ``cluster.configured``, seconds.
         breaks: when each pair of nodes was found broken, as long as it is remembered.
@@ -82,6 +84,7 @@ class DetectorState:
     condemned: dict[str, Condemnation] = field(default_factory=dict)
     early_devices: Unlogged[dict[str, list[DeviceFailed]]] = field(default_factory=dict)
     causes: CauseHistory = field(default_factory=CauseHistory)
+    reports: Reports = field(default_factory=Reports)
     mtbf_node_s: float = MTBF_NODE_S
     breaks: PairMap[Pair, list[datetime]] = field(default_factory=dict)
     probes: PairMap[tuple[str, str], ProbeResult] = field(default_factory=dict)
@@ -101,6 +104,11 @@ class DetectorState:
         """Return whether a node is left out because of a device."""
         known = self.condemned.get(node)
         return known is not None and known.by_device
+
+    def is_open(self, node: MonitoredNode) -> bool:
+        """Return whether a node takes new work, as far as the log says, and is heard."""
+        usable = node.present and node.unreachable_since is None and node.draining is None and not node.closed
+        return usable and node.name not in self.isolated and node.name not in self.condemned
 
     def highest_generation(self, name: str) -> int:
         """Return the highest generation of a task that any plan has named; 0 if the log does not have the task."""

@@ -24,6 +24,7 @@ class MonitoredNode:
         joined: id of its newest join event.
         supervisor: id of the process that starts its agents again; empty if there is none.
         hardware: the kind of its workers.
+        workers: how many it has.
         probe: where its agent answers probes; empty if that is not known.
         network: its network stack (``shared.machine.network``); empty if that is not known.
         past: the incarnations before it.
@@ -31,6 +32,7 @@ class MonitoredNode:
         draining: the newest request to empty it; None if there is none, or it was returned.
         planned: whether a plan has answered that request.
         drained: whether the log has that it is empty.
+        closed: whether a user, or a report, wants no new work on it; that holds over incarnations.
         left: whether its agent has left in order. Heartbeats that still come from that agent mean nothing.
         heard_at: when the detector received its newest heartbeat.
         excused_until: until when a bus that was away explains its silence.
@@ -54,6 +56,7 @@ class MonitoredNode:
     joined: str
     supervisor: str = ""
     hardware: str = "cpu"
+    workers: int = 0
     probe: str = ""
     network: str = ""
     past: frozenset[str] = frozenset()
@@ -62,6 +65,7 @@ class MonitoredNode:
     draining: NodeDraining | None = None
     planned: bool = False
     drained: bool = False
+    closed: bool = False
     heard_at: datetime | None = None
     excused_until: datetime | None = None
     heartbeat: Heartbeat | None = None

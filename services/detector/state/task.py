@@ -59,6 +59,7 @@ class MonitoredTask:
         name: the task's name.
         max_restarts: from its specification.
         weight: from its specification.
+        min_workers: how many workers it needs at least.
         finish_timeout_s: from its specification.
         progress_timeout_s: from its specification.
         generation: that of the newest stage known to have resumed.
@@ -114,6 +115,7 @@ class MonitoredTask:
     name: str
     max_restarts: int
     weight: float = 1.0
+    min_workers: int = 1
     finish_timeout_s: float = DEFAULT_FINISH_TIMEOUT_S
     progress_timeout_s: float = DEFAULT_PROGRESS_TIMEOUT_S
     generation: int = 0
@@ -239,9 +241,9 @@ class MonitoredTask:
         self.progress.enter(stage.layout, stage.members)
         self.absent_since = {}
 
-    def reweigh(self, weight: float) -> None:
-        """Note that a user has changed the task's weight."""
-        self.weight = weight
+    def change_wishes(self, weight: float, min_workers: int) -> None:
+        """Note that a user has changed the task's weight, or how many workers it needs at least."""
+        self.weight, self.min_workers = weight, min_workers
 
     def mean_step_s(self) -> float | None:
         """Return the mean of the recent steps of this generation; None if no step was timed."""

@@ -86,7 +86,8 @@ class Isolation:
         error: id of the error event that isolated it.
         since: when it isolated the node.
         return_after_s: for how long its links must work before it returns, seconds.
-        until_returned: whether only an operator returns it: a lemon, or a link that has broken too often.
+        until_returned: whether only an operator returns it: a lemon, a link that has broken too often, or a monitor's
+            report.
         asked_at: when it was last asked to probe the others. This and the next are not in the log.
         whole_since: node -> the time since which every probe of that node has got through.
     """

@@ -1,0 +1,1 @@
+"""``unicron watch``: watchers that report troubles of nodes which other systems know of."""
