@@ -1,6 +1,7 @@
 """Megatron-LM's scripts of T5, BERT and Mamba hybrids: the parameters are stock's, without a fault and behind one.
 
-T5 and BERT read text that is drawn here, since their scripts have no mock data. Mamba's kernels have stand-ins
+T5 and BERT read text that is drawn here, since their scripts have no mock data; a GPT reads it here, too. The first of
+several ranks makes the indices of that. Mamba's kernels have stand-ins
 (``mamba_kernels.py``), and the layers of the hybrid are megatron-core's own (``hybrid.py``).
 """
 
@@ -27,7 +28,7 @@ pytestmark = [
 ]
 
 OF_A_GPT = {"--mock-data": 1, "--tokenizer-type": 2, "--vocab-size": 2}
-"""Arguments that T5 and BERT have otherwise, and how many words each is."""
+"""Arguments that who reads text has otherwise, and how many words each is."""
 
 OWN = {
     "T5": (
@@ -35,6 +36,7 @@ OWN = {
         "--kv-channels 16 --ffn-hidden-size 64 --vocab-extra-ids 20"
     ),
     "BERT": "--num-layers 2 --seq-length 32 --spec local --attention-backend local",
+    "GPT": "--num-layers 2 --seq-length 32 --tokenizer-type NullTokenizer --vocab-size 63",
 }
 """What each has of its own."""
 
@@ -45,7 +47,7 @@ HYBRID = (
 
 TP2 = "--tensor-model-parallel-size 2 --sequence-parallel"
 
-SCRIPTS = {"T5": "pretrain_t5.py", "BERT": "pretrain_bert.py", "hybrid": "pretrain_mamba.py"}
+SCRIPTS = {"T5": "pretrain_t5.py", "BERT": "pretrain_bert.py", "GPT": "pretrain_gpt.py", "hybrid": "pretrain_mamba.py"}
 
 
 NEEDS = pytest.mark.skipif(
@@ -100,7 +102,7 @@ def test_the_parameters_are_those_of_stock(model: str, extra: str, tmp_path: Pat
     assert differing(stock, ours) == []
 
 
-@pytest.mark.parametrize("model", ["T5", "BERT", pytest.param("hybrid", marks=NEEDS)])
+@pytest.mark.parametrize("model", ["T5", "BERT", "GPT", pytest.param("hybrid", marks=NEEDS)])
 async def test_a_process_that_is_lost_costs_no_step(model: str, tmp_path: Path, spec_file: SpecFile) -> None:
     words = given(model, "", tmp_path / "data")
     where = {"PYTHONPATH": os.pathsep.join(filter(None, (CHECKOUT, os.environ.get("PYTHONPATH"))))}

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from unicron.bridge import settings
 from unicron.bridge.loading import Loading
 from unicron.bridge.publication import Publication
-from unicron.megatron.construction import without_collectives
 from unicron.megatron.model import model_chunks
 from unicron.megatron_lm.exits import Exits
 from unicron.megatron_lm.healed_training import HealedTraining
@@ -186,8 +185,9 @@ class Pretraining(HealedTraining):
             provider = utils.get_dataset_provider(self._config.dataset)
             if "tokenizer" in inspect.signature(provider).parameters:
                 provider = functools.partial(provider, tokenizer=self._tokenizer)
-            with without_collectives():
-                self._datasets = tuple(loaders.build_train_valid_test_datasets(self._config, provider))
+            build = functools.partial(loaders.build_train_valid_test_datasets, self._config, provider)
+            train, valid, test = self._read(build, self._config.dist.distributed_timeout_minutes)
+            self._datasets = train, valid, test
         return self._datasets
 
     # Steps.

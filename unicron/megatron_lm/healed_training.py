@@ -25,7 +25,7 @@ from unicron.errors import InvalidSpec
 from unicron.megatron.model import model_chunks
 from unicron.megatron.parallel import data_group
 from unicron.megatron.schedule import each_backward, fill
-from unicron.megatron_lm import tracker
+from unicron.megatron_lm import datasets, tracker
 from unicron.megatron_lm.exits import Exits
 from unicron.megatron_lm.loading import Begun, Loading
 from unicron.megatron_lm.reports import Reports
@@ -318,6 +318,11 @@ class HealedTraining(ABC):
             first.unicron_dropout = Dropout(made, model)
         found: Dropout = first.unicron_dropout
         return found
+
+    def _read(self, build: Callable[[], Any], limit_minutes: float) -> tuple[Any, ...]:
+        """Return the datasets of training, validation and test that an owner's builder makes, without its peers."""
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        return datasets.read(build, rank=rank, limit_s=60.0 * limit_minutes, heartbeat=self._run.heartbeat)
 
     def _iterators(self, dataset: Any, *, cyclic: bool, is_test: bool = False, collate: Any = None) -> Any:
         """Return what stands for an owner's iterator of a dataset, or for those of several model chunks."""

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from unicron.errors import NotHealed
-from unicron.megatron.construction import without_collectives
 from unicron.megatron.model import model_chunks
 from unicron.megatron_lm import seams, settings, tracker
 from unicron.megatron_lm.exits import Exits
@@ -175,12 +174,10 @@ class Pretraining(HealedTraining):
     def _read_datasets(self) -> tuple[Any, Any, Any]:
         """Return the datasets, which Megatron-LM's builder makes without its peers."""
         if self._datasets is None:
-            with without_collectives():
-                self._datasets = tuple(
-                    self._training.build_train_valid_test_datasets(
-                        functools.partial(self._call.train_valid_test_dataset_provider, **self._chunk())
-                    )
-                )
+            provide = functools.partial(self._call.train_valid_test_dataset_provider, **self._chunk())
+            build = functools.partial(self._training.build_train_valid_test_datasets, provide)
+            train, valid, test = self._read(build, self._args.distributed_timeout_minutes)
+            self._datasets = train, valid, test
         return self._datasets
 
     def _chunk(self) -> dict[str, int]:

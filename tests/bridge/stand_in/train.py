@@ -69,6 +69,7 @@ def configuration() -> ConfigContainer:
             ckpt_step=None,
         ),
         dist=SimpleNamespace(
+            distributed_timeout_minutes=10,
             enable_megatron_core_experimental=False, disable_jit_fuser=False, align_grad_reduce=True
         ),
         rng=SimpleNamespace(seed=1234, te_rng_tracker=False, inference_rng_tracker=False),

@@ -25,6 +25,7 @@ FIXED = {
     "dataloader_type": "single", "rampup_batch_size": None, "virtual_pipeline_model_parallel_size": None,
     "decoder_seq_length": None, "exit_signal": signal.SIGTERM, "consumed_train_samples": 0,
     "consumed_valid_samples": 0, "iteration": 0, "num_floating_point_operations_so_far": 0.0,
+    "distributed_timeout_minutes": 10,
 }  # fmt: skip
 
 
