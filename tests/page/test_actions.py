@@ -154,7 +154,7 @@ OFFERED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("scope", OFFERED)
 async def test_what_is_offered_is_what_the_session_may_do(cluster: Server, settings: Settings, scope: Scope) -> None:
     async with browsing(cluster) as browser:
         headers = bearer(settings, scope)
