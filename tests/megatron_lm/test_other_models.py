@@ -33,12 +33,12 @@ OF_A_GPT = {"--mock-data": 1, "--tokenizer-type": 2, "--vocab-size": 2}
 OWN = {
     "T5": (
         "--encoder-num-layers 2 --decoder-num-layers 2 --encoder-seq-length 32 --decoder-seq-length 16 "
-        "--kv-channels 16 --ffn-hidden-size 64 --vocab-extra-ids 20"
+        "--kv-channels 16 --ffn-hidden-size 64 --vocab-extra-ids 20 --legacy-tokenizer"
     ),
-    "BERT": "--num-layers 2 --seq-length 32 --spec local --attention-backend local",
+    "BERT": "--num-layers 2 --seq-length 32 --spec local --attention-backend local --legacy-tokenizer",
     "GPT": "--num-layers 2 --seq-length 32 --tokenizer-type NullTokenizer --vocab-size 63",
 }
-"""What each has of its own."""
+"""What each has of its own. The tokenizer of words is the legacy one of core 0.16."""
 
 HYBRID = (
     "--num-layers 4 --spec tests.megatron_lm.hybrid stack --hybrid-override-pattern M*-M --mamba-head-dim 16 "

@@ -26,7 +26,7 @@ def write(folder: Path) -> list[str]:
     builder.finalize(f"{folder}/text.idx")
     return [
         *("--data-path", f"{folder}/text", "--data-cache-path", f"{folder}/cache", "--split", "90,10,0"),
-        *("--vocab-file", f"{folder}/vocabulary", "--legacy-tokenizer"),
+        *("--vocab-file", f"{folder}/vocabulary"),
         *("--tokenizer-type", "BertWordPieceLowerCase"),
     ]
 
