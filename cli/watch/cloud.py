@@ -25,10 +25,10 @@ TIMEOUT_S = 5.0
 """Time for an answer of the metadata service, which is on the machine's own host."""
 
 PREEMPTED_S = 30.0
-"""Time from Google's notice of a preemption to the machine's end; ``maintenance-event`` comes a minute before."""
+"""Time from Google's notice of a preemption to the machine's end."""
 
 MAINTENANCE_S = 60.0
-
+"""Time from ``maintenance-event`` to the machine's end."""
 
 ADDRESSES = {
     Provider.AWS: "http://169.254.169.254",

@@ -26,6 +26,7 @@ MOST_FLAPS = 3
 """Lost links within ``FLAPS_S`` from which on a port is a trouble. One is what a restarted switch costs."""
 
 FLAPS_S = 3600.0
+"""The time in which lost links are counted, seconds."""
 
 RECORD_BYTES = 8192
 """Longest record of /dev/kmsg (``PRINTK_MESSAGE_MAX`` and the text of its dictionary)."""

@@ -60,11 +60,20 @@ def _report(
         _say(said, place, text, silent=as_json)
 
 
-def _say(said: dict[tuple[str, str], str], place: tuple[str, str], text: str, **how: bool) -> None:
-    """Print what has changed since it was said last."""
-    if said.get(place) != text and not how.get("silent"):
-        print(f"unicron: {text}" if how.get("problem") else text, file=sys.stderr if how.get("problem") else None)
-        sys.stdout.flush()
+def _say(
+    said: dict[tuple[str, str], str], place: tuple[str, str], text: str, *, problem: bool = False, silent: bool = False
+) -> None:
+    """Print what has changed since it was said last.
+
+    Args:
+        said: what was said last of each node and key; this is noted there.
+        place: the node and the key.
+        text: the news.
+        problem: whether it goes to standard error.
+        silent: whether it is only noted.
+    """
+    if said.get(place) != text and not silent:
+        print(f"unicron: {text}" if problem else text, file=sys.stderr if problem else sys.stdout, flush=True)
     said[place] = text
 
 

@@ -32,12 +32,11 @@ def read(
     Args:
         build: the builder.
         rank: this process's.
-        limit_s: how long rank 0 may take, and for how long this rank counts as being at work: stock's time-out of a
-            barrier.
+        limit_s: how long this rank waits for rank 0, and reports that it is at work; stock's time-out of a barrier.
         heartbeat: reports that this rank is at work.
 
     Raises:
-        FileNotFoundError: a file is not there; for another rank than 0, not even then.
+        FileNotFoundError: a file is not there. Ranks other than 0 have waited ``limit_s`` for it.
     """
     end_s = time.monotonic() + limit_s
     with _reporting(heartbeat, end_s), _whole_files(), without_collectives():

@@ -45,8 +45,8 @@ class _EnterAnew(Exception):
     """``train()`` has to be left and entered with another model or iteration."""
 
 
-def _first_ranks(found: bool) -> bool:
-    """Return what rank 0 has found; all ranks call it."""
+def _seen_by_rank_0(found: bool) -> bool:
+    """Return what rank 0 has found; all ranks call it, and take part in a broadcast."""
     value = torch.tensor([float(found)], device=device.current())
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.broadcast(value, 0)
@@ -155,7 +155,7 @@ class HealedTraining(ABC):
     def _evaluating(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that evaluates where there is a dataset: ``--split 99,1,0`` leaves none to test with.
 
-        Only some ranks read datasets, so the first one says it, as in stock.
+        Only some ranks read datasets. Rank 0, which is one of them, says whether there is one, as in stock.
         """
         places = inspect.signature(function)
 
@@ -163,7 +163,7 @@ class HealedTraining(ABC):
         def called(*args: Any, **kwargs: Any) -> Any:
             data = places.bind(*args, **kwargs).arguments["data_iterator"]
             has_dataset = all(one.has_dataset for one in (data if isinstance(data, list) else [data]))
-            return function(*args, **kwargs) if _first_ranks(has_dataset) else None
+            return function(*args, **kwargs) if _seen_by_rank_0(has_dataset) else None
 
         return called
 
@@ -192,7 +192,7 @@ class HealedTraining(ABC):
 
     def _is_saved(self, iteration: int) -> bool:
         """Return whether the tracker names this checkpoint, as rank 0 sees it; all ranks call it."""
-        return _first_ranks(tracker.names(self._tracker(), iteration))
+        return _seen_by_rank_0(tracker.names(self._tracker(), iteration))
 
     def _forward_backward(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return what returns the schedule; for evaluations, one that computes this replica's micro-batches."""

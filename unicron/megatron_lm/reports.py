@@ -21,9 +21,10 @@ DEFAULT = ("lm loss",)
 def averaging(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Return Megatron-LM's ``average_losses_across_data_parallel_group`` without a collective in the passes of a step.
 
-    A loss function calls it for each micro-batch (``pretrain_bert.py``), of which replicas may have different numbers:
-    one would wait for another in vain. ``Reports`` averages over the replicas behind the passes. An evaluation, which
-    computes without gradients and equally many on each replica, is as in stock.
+    A loss function may call it for each micro-batch, as that of ``pretrain_bert.py`` does. After a fault replicas have
+    different numbers of micro-batches, and one would wait for another in vain; ``Reports`` averages over the replicas
+    behind the passes. An evaluation is as in stock: it computes without gradients, by which it is told here, and each
+    replica has as many micro-batches.
     """
 
     @functools.wraps(function)

@@ -172,7 +172,7 @@ class Samples:
 
     @property
     def for_script(self) -> Samples | None:
-        """What a script gets: None where the rank reads no dataset, as in stock; then it waits for one that does."""
+        """What a script gets: None where the rank reads no dataset, as in stock; another rank then sends a batch."""
         return self if self.has_dataset else None
 
     def order(self, micro_batches: Iterable[tuple[int, list[int]]]) -> None:

@@ -62,7 +62,7 @@ def replace_pretrain() -> None:
     import megatron.training
     import megatron.training.training
 
-    # A script imports it by its name, as it does pretrain().
+    # A script imports this function by its name, as it does pretrain().
     owner, name = seams.BY_NAME["average_losses_across_data_parallel_group"].place()
     setattr(owner, name, averaging(getattr(owner, name)))
     pretrain = _replacement(megatron.training.training.pretrain)

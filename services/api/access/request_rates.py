@@ -16,7 +16,8 @@ BURST_S = 5.0
 loop."""
 
 REPORTS_BURST_S = 200.0
-"""A monitor that starts in a large cluster may report so many troubles at once."""
+"""As ``BURST_S``, of new reports of troubles, one a second: a monitor that starts in a large cluster may send 200 at
+once."""
 
 MOST_PEERS = 4096
 """Peers that are remembered. The one that was silent for the longest is forgotten first, and its bucket is full."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Self
+from typing import Literal, Self
 
 from services.detector.incidents.faults import METHOD, SERVICE
 from services.detector.state.cluster import DetectorState
@@ -78,14 +78,17 @@ def answers(state: DetectorState, drain_timeout_s: float, now: datetime) -> Iter
     reports = state.reports
     if not reports.is_due(now, JUDGED_EVERY_S):
         return
-    cluster = _Cluster.of(state)
+    cluster: _Cluster | None = (
+        None  # it takes a look at all nodes and tasks, and most of the time no report asks for it
+    )
     for name, known in list(reports.known.items()):
         node = state.nodes.get(name)
         for report in list(known.values()):
             if node is not None and _is_due(state, node, report, now):
+                cluster = cluster or _Cluster.of(state)
                 for event in _answer(state, cluster, node, report, drain_timeout_s, now):
                     yield event
-                    cluster = cluster if isinstance(event, NodeReportHeld) else _Cluster.of(state)
+                    cluster = cluster if isinstance(event, NodeReportHeld) else None
 
 
 def _is_due(state: DetectorState, node: MonitoredNode, report: Report, now: datetime) -> bool:
@@ -125,10 +128,15 @@ def _held(
     return None
 
 
-def _hold(event: NodeReported, why: str, text: str, now: datetime) -> NodeReportHeld:
-    fields = {"node": event.node, "report": event.report, "why": why, "reason": text}
-    event_id = derived_id(event.event_id, SERVICE, why)
-    return NodeReportHeld.model_validate({"event_id": event_id, "occurred_at": now, **fields})
+def _hold(event: NodeReported, why: Literal["budget", "minimum"], text: str, now: datetime) -> NodeReportHeld:
+    return NodeReportHeld(
+        event_id=derived_id(event.event_id, SERVICE, why),
+        occurred_at=now,
+        node=event.node,
+        report=event.report,
+        why=why,
+        reason=text,
+    )
 
 
 def _draining(event: NodeReported, timeout_s: float, now: datetime) -> NodeDraining:
