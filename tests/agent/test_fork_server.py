@@ -17,6 +17,7 @@ from tests.agent.kit import HERE, SPEC, WORKERS, Driver, Ear, supervision
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 async def test_ranks_are_forked_from_the_warm_server(
     settings: Settings, bus: Bus, ear: Ear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

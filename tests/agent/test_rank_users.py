@@ -106,6 +106,7 @@ def node(settings: Settings, tmp_path: Path) -> contextlib.AbstractAsyncContextM
     return running(settings, "n0", log, wrapper=wrapper, environment=environment, program=AGENT)
 
 
+@pytest.mark.slow
 @needs_root
 async def test_a_hostile_script_finds_nothing(
     settings: Settings, bus: Bus, ear: Ear, tmp_path: Path, run_dir: Path

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
 from services.agent.agent import Agent
 from services.agent.ranks import stacks
 from shared.bus.connection import Bus
@@ -20,6 +22,7 @@ async def ask(bus: Bus, generation: int = 1) -> StacksReply:
     return STACKS.reply.decode(answer)
 
 
+@pytest.mark.slow
 async def test_ranks_report_their_stacks_and_a_stopped_one_that_it_cannot(
     agent: Agent, driver: Driver, ear: Ear, bus: Bus
 ) -> None:

@@ -103,6 +103,7 @@ async def test_ranks_train_on_when_their_agent_is_killed(node: Program, bus: Bus
     assert ear.kinds() == ["rank-stopped"]
 
 
+@pytest.mark.slow
 async def test_an_agent_hands_over_on_request(node: Program, bus: Bus, ear: Ear) -> None:
     ranks = await train(Driver(bus))
     for _ in range(2):

@@ -180,6 +180,7 @@ def test_what_a_late_event_changes_is_settled_again(story: Story, monkeypatch: p
     assert_same(after, cost_report(story.views(), story.time(400)).categories)
 
 
+@pytest.mark.slow
 def test_time_is_settled_once_where_faults_are_detected_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes late as a rule comes before the time is settled; the report is that of one batch."""
     monkeypatch.setattr(settling, "SETTLE_EVERY", 128)
@@ -203,6 +204,7 @@ def test_time_is_settled_once_where_faults_are_detected_late(monkeypatch: pytest
         assert settled_report(store, records[-1].recorded_at).model_dump() == found
 
 
+@pytest.mark.slow
 def test_processes_that_fold_by_turns_settle_what_one_settles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settling, "SETTLE_EVERY", 7)
     url = f"sqlite:///{tmp_path / 'projections.db'}"
@@ -218,6 +220,7 @@ def test_processes_that_fold_by_turns_settle_what_one_settles(tmp_path: Path, mo
         assert settled_report(alone, records[-1].recorded_at).model_dump() == found
 
 
+@pytest.mark.slow
 def test_the_times_of_a_day_that_is_over_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows do not grow by all nodes with every settlement, and the account of a day is what it was."""
     monkeypatch.setattr(settling, "SETTLE_EVERY", 4)

@@ -182,23 +182,14 @@ async def test_another_services_credential_is_refused(nats: OpenServer, tmp_path
     assert not running.run_dir.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "status", "said"),
     [
-        pytest.param(
-            {"UNICRON_COMMAND_TIMEOUT_S": "400"},
-            2,
-            "command_timeout_s: must be less than resume_timeout_s",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"UNICRON_NATS_URL": "nats://127.0.0.1:1", "UNICRON_CONNECT_TIMEOUT_S": "0.1"},
-            5,
-            "unavailable",
-            marks=pytest.mark.slow,
-        ),
+        ({"UNICRON_COMMAND_TIMEOUT_S": "400"}, 2, "command_timeout_s: must be less than resume_timeout_s"),
+        ({"UNICRON_NATS_URL": "nats://127.0.0.1:1", "UNICRON_CONNECT_TIMEOUT_S": "0.1"}, 5, "unavailable"),
         ({"UNICRON_LOG_URL": "nonsense://"}, None, "detector did not start"),
-        pytest.param({"UNICRON_HOST": "0.0.0.0"}, 2, "needs UNICRON_TLS_CERTIFICATE", marks=pytest.mark.slow),
+        ({"UNICRON_HOST": "0.0.0.0"}, 2, "needs UNICRON_TLS_CERTIFICATE"),
     ],
 )
 async def test_it_ends_with_the_status_of_a_service_that_is_refused(
@@ -210,6 +201,7 @@ async def test_it_ends_with_the_status_of_a_service_that_is_refused(
     assert said in running.lines.read_text()
 
 
+@pytest.mark.slow
 async def test_a_key_that_nats_does_not_know_is_refused_at_once(nats: OpenServer, tmp_path: Path) -> None:
     stranger = OpenServer(tmp_path / "stranger")
     stranger.keys.make()

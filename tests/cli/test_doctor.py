@@ -297,6 +297,7 @@ async def checked(*arguments: str, **environment: str) -> tuple[Outcome, dict[st
     return outcome, {one.check: one for one in found}
 
 
+@pytest.mark.slow
 async def test_the_pythons_of_the_ranks_are_asked(tmp_path: Path) -> None:
     without = tmp_path / "python"
     without.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')

@@ -124,6 +124,7 @@ def test_the_workers_are_the_devices_where_nothing_else_is_set(
     assert agent_environment(file, {})["UNICRON_WORKERS_PER_NODE"] == "3"
 
 
+@pytest.mark.slow
 async def test_the_command_becomes_the_supervisor(nats: OpenServer, tmp_path: Path) -> None:
     """Signals reach it, and it is one process: no wrapper stands between."""
     nats.keys.make([nats.url])

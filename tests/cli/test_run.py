@@ -192,6 +192,7 @@ async def refused_at_start(api: Server, *arguments: str) -> asyncio.subprocess.P
     return process
 
 
+@pytest.mark.slow
 async def test_what_is_refused_at_its_start_restarts_whole_and_the_same_command_goes_on_so(
     api: Server, unicron: Unicron
 ) -> None:
@@ -219,6 +220,7 @@ async def test_what_is_refused_at_its_start_restarts_whole_and_the_same_command_
     assert (await end(process)).code == 130
 
 
+@pytest.mark.slow
 async def test_who_requires_healing_is_refused(api: Server) -> None:
     process = await refused_at_start(api, "--require-healing")
     done = await end(process)
@@ -323,6 +325,7 @@ async def test_without_a_terminal_the_task_is_left_running(api: Server) -> None:
     assert (await api.http.get("/v1/tasks/healed")).json()["state"] == "pending"
 
 
+@pytest.mark.slow
 async def test_a_stop_ends_it_with_a_checkpoint(api: Server) -> None:
     process = await start(api, "--on-interrupt", "stop")
     process.send_signal(signal.SIGTERM)

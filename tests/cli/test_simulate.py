@@ -148,6 +148,7 @@ def test_the_table_fits_a_terminal(trace: Path) -> None:
     assert all(any(line.startswith(f"{name} ") for line in lines) for name in NAMES)
 
 
+@pytest.mark.slow
 def test_the_page_is_written_to_a_file_and_plots_to_theirs(trace: Path, tmp_path: Path) -> None:
     page, plots = tmp_path / "page.html", tmp_path / "plots"
     options = ("-o", "html", "--output-file", page, "--plots", plots, "--plot-format", "png")

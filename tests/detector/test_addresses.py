@@ -57,6 +57,7 @@ async def refusal(program: Program) -> str:
     return text
 
 
+@pytest.mark.slow
 async def test_name_and_address_follow_from_host_name_and_connection(
     net: Network, settings: Settings, bus: Bus, monitor: LogWatch, hosts: Path, tmp_path: Path
 ) -> None:

@@ -194,6 +194,7 @@ async def test_stopped_ranks_are_found_by_their_silence(
     assert (await driver.ask("release", 2, workers=driver.workers)).ok
 
 
+@pytest.mark.slow
 async def test_an_outage_of_nats_blames_no_node(
     strict_monitor: LogWatch, agent: Agent, driver: Driver, nats: OpenServer
 ) -> None:

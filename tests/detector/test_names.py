@@ -18,6 +18,7 @@ from tests.agent.program import running
 from tests.detector.conftest import LogWatch, patient, watching
 
 
+@pytest.mark.slow
 async def test_a_second_agent_with_a_name_in_use_is_refused_and_harms_nobody(
     monitor: LogWatch, settings: Settings, bus: Bus, tmp_path: Path
 ) -> None:

@@ -86,6 +86,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     return taking
 
 
+@pytest.mark.slow
 async def test_a_detector_that_is_behind_loses_no_living_node_and_finds_a_lost_one_then(
     settings: Settings, nats: OpenServer, bus: Bus, journal: Journal, slow: dict[str, float]
 ) -> None:

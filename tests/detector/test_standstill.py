@@ -6,6 +6,8 @@ import os
 import signal
 from typing import Any
 
+import pytest
+
 from services.agent.agent import Agent
 from services.detector.decisions.inputs import StacksGiven
 from services.detector.progress import standstill
@@ -110,6 +112,7 @@ def test_the_evidence_is_bounded_and_has_the_blamed_ranks_first() -> None:
     assert standstill.evidence(Standstill(1, at(0), reports), 2, []) == {}
 
 
+@pytest.mark.slow
 async def test_a_stopped_rank_and_what_its_peer_does_are_in_the_log(
     settings: Settings, bus: Bus, journal: Journal, agent: Agent, driver: Driver
 ) -> None:

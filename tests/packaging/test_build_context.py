@@ -55,6 +55,7 @@ def tops(wheel: Path) -> set[str]:
     return {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist() if not METADATA.match(name)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "of"), [("unicron_cluster", TOOL), ("unicron", LIBRARY)])
 def test_a_wheel_has_every_module(wheels: dict[str, Path], name: str, of: dict[str, Any]) -> None:
     modules = {

@@ -149,9 +149,10 @@ def probe(url: str, credential: Path, service: str) -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("service", "name"),
-    [("planner", "planner"), pytest.param("agent", f"agent-{Settings().node}", marks=pytest.mark.slow)],
+    [("planner", "planner"), ("agent", f"agent-{Settings().node}")],
 )
 async def test_the_probe_succeeds_only_while_the_service_is_ready(
     service: str, name: str, server: tuple[str, str], keys: KeyDirectory

@@ -152,6 +152,7 @@ async def process(settings: Settings, log: EventLog) -> AsyncIterator[tuple[Proc
         await started.communicate()
 
 
+@pytest.mark.slow
 async def test_a_planner_that_is_killed_decides_on_from_its_snapshot(
     settings: Settings, journal: Journal, log: EventLog
 ) -> None:

@@ -101,7 +101,8 @@ def test_another_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         read_settings()
 
 
-@pytest.mark.parametrize("program", ["services.api.main", pytest.param("services.agent.main", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["services.api.main", "services.agent.main"])
 def test_a_program_that_does_not_start_says_so_in_its_format(program: str, tmp_path: Path) -> None:
     variables = {name: value for name, value in os.environ.items() if not name.startswith("UNICRON_")}
     variables |= {"PYTHONPATH": str(ROOT), FORMAT: "json", "UNICRON_NODE": "n0", "UNICRON_RUN_DIR": str(tmp_path)}

@@ -258,6 +258,7 @@ async def test_restarted_service_goes_on_and_repeats_nothing_that_is_done(
     assert {c.kind for _, c in agents.commands[done:]} == {"release"}
 
 
+@pytest.mark.slow
 async def test_silence_is_reported_with_the_workers(
     settings: Settings, bus: Bus, journal: Journal, agents: Agents, watch: Watch
 ) -> None:

@@ -324,6 +324,7 @@ def test_a_message_that_is_not_known_is_ignored_and_reported_once(
     assert len(ignored) == 3, ignored  # later; what has no name; hold without its generation
 
 
+@pytest.mark.slow
 def test_a_process_that_the_agent_does_not_read_ends_with_its_reason(tmp_path: Path) -> None:
     address = f"@unicron-test-{uuid4().hex}"
     agent = FakeAgent(address)

@@ -67,7 +67,8 @@ async def test_all_ranks_take_copies_at_the_same_steps_whatever_each_wants(
         assert newest >= 8
 
 
-@pytest.mark.parametrize("divided", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("divided", [False, True])
 async def test_what_no_other_rank_has_is_copied_and_a_loss_costs_at_most_the_interval(
     tmp_path: Path, spec_file: SpecFile, shared_memory: Path, divided: bool
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from safetensors.torch import load_file
 
 from tests.unicron.conftest import SpecFile
@@ -84,6 +85,7 @@ async def test_a_fault_while_a_checkpoint_is_written_leaves_none_of_it(tmp_path:
         await check_result(a, spec, finished)
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_saved_is_reported_and_not_stopped(tmp_path: Path, spec_file: SpecFile) -> None:
     """Training goes on to the right result; a rank stops without a checkpoint only if it is told to."""
     (tmp_path / "file").touch()

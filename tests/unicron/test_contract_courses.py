@@ -137,6 +137,7 @@ async def test_a_rank_of_a_whole_replica_leaves_before_its_peer(
         await check(task, spec_file)
 
 
+@pytest.mark.slow
 @KILL_OR_SLEEP
 async def test_a_newcomer_is_lost_while_state_moves(
     kind: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path

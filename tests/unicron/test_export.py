@@ -72,6 +72,7 @@ def exported(
     return folder / "result"
 
 
+@pytest.mark.slow
 def test_no_rank_gathers_the_model(tmp_path: Path) -> None:
     """Each collects one portion at a time of its own files, whose numbers are those of all ranks' shards."""
     ranks, layers, width, portion = 3, 32, 1536, 12 << 20

@@ -64,7 +64,8 @@ async def test_a_result_that_cannot_be_written_is_tried_again_without_losing_a_s
         await check_result(a, spec, finished)
 
 
-@pytest.mark.parametrize("room", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("room", [False, True])
 async def test_a_task_that_cannot_write_its_result_stops_where_its_state_can_be_saved(
     room: bool, tmp_path: Path, spec_file: SpecFile
 ) -> None:
@@ -161,9 +162,8 @@ async def test_a_result_that_takes_long_to_write_shows_that_it_is_written(tmp_pa
         await check_result(a, spec, finished)
 
 
-@pytest.mark.parametrize(
-    "kept", ["nowhere", *(pytest.param(kept, marks=pytest.mark.slow) for kept in ("checkpoint", "copies"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", ["nowhere", "checkpoint", "copies"])
 async def test_workers_are_lent_once_tries_were_in_vain_and_what_is_done_is_kept(
     kept: str, tmp_path: Path, spec_file: SpecFile
 ) -> None:

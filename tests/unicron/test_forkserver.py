@@ -96,7 +96,8 @@ async def test_children_die_with_a_killed_server(tmp_path: Path) -> None:
         await gone(*pids)
 
 
-@pytest.mark.parametrize("left", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("left", [True, False])
 async def test_server_and_children_end_on_sigterm_unless_it_is_left_to_a_program_above(
     left: bool, tmp_path: Path
 ) -> None:
@@ -241,6 +242,7 @@ print("script done", run._training.rank_state.applied)
 """
 
 
+@pytest.mark.slow
 async def test_a_users_own_loop_heals_and_keeps_its_own_packages(tmp_path: Path, spec_file: SpecFile) -> None:
     project = tmp_path / "project"
     for name in ("shared", "cli", "services"):

@@ -228,6 +228,7 @@ CHUNKS = [
 """The example of a Megatron loop with model chunks. A replica's 7 micro-batches are not what the schedule takes."""
 
 
+@pytest.mark.slow
 async def test_a_script_interleaves(tmp_path: Path, spec_file: SpecFile) -> None:
     """Megatron's stock loss and default settings; equal to the same script in one process, which has one chunk."""
     path = example(tmp_path, *CHUNKS)

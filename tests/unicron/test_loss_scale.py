@@ -102,6 +102,7 @@ async def train(a: Agent, spec: Path, workers: list[str], pipeline: int = 1) -> 
     return await a.finished(len(workers))
 
 
+@pytest.mark.slow
 async def test_a_stock_loss_counts_as_one_that_the_loop_scales(tmp_path: Path, spec_file: SpecFile) -> None:
     """However the loss is written, however many micro-batches a call computes, and however many replicas there are."""
     async with agent(tmp_path / "run") as a:

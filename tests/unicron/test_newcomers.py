@@ -161,9 +161,8 @@ UNDONE = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "copies in memory" else pytest.mark.slow) for name in UNDONE]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UNDONE)
 async def test_an_update_in_which_a_newcomer_that_differs_had_a_part_is_undone(
     name: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
@@ -268,13 +267,8 @@ HARMLESS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name == "the survivor has imported more" else pytest.mark.slow)
-        for name in HARMLESS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HARMLESS)
 async def test_a_newcomer_that_is_what_the_survivors_are_takes_part(
     name: str, tmp_path: Path, spec_file: SpecFile
 ) -> None:

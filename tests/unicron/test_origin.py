@@ -97,6 +97,7 @@ async def lose_all(a: Agent, workers: list[str], step: int) -> None:
     await a.until(lambda: all(worker in a.exits for worker in workers))
 
 
+@pytest.mark.slow
 async def test_a_task_begins_from_what_it_is_given_and_goes_on_from_the_newest(
     script: Path, tmp_path: Path, spec_file: SpecFile
 ) -> None:

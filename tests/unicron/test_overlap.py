@@ -137,12 +137,13 @@ async def test_survivors_keep_their_sums_until_the_update(
         await check_result(a, spec_file(**sums, exact=False), await a.finished(3), tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "at"),
     [
-        pytest.param(TaskLayout(2, 1, 2), "update", marks=pytest.mark.slow),
+        (TaskLayout(2, 1, 2), "update"),
         (TaskLayout(1, 2, 2), "launch:0"),
-        pytest.param(TaskLayout(1, 2, 2, interleave=2), "update", marks=pytest.mark.slow),
+        (TaskLayout(1, 2, 2, interleave=2), "update"),
     ],
     ids=str,
 )
@@ -193,6 +194,7 @@ async def test_replicas_of_several_ranks_keep_their_sums_too(
         await check_result(a, spec_file(**fields), await a.finished(2))
 
 
+@pytest.mark.slow
 async def test_a_script_with_stock_settings_that_computes_all_micro_batches_in_one_call(
     tmp_path: Path, spec_file: SpecFile
 ) -> None:

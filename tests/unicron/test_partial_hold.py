@@ -111,7 +111,8 @@ async def test_a_replica_of_which_a_rank_hangs_is_broken_off(how: str, tmp_path:
         await check_result(a, spec, await a.finished(2))
 
 
-@pytest.mark.parametrize(("at", "computed"), [("1", 12), pytest.param("update", 0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("at", "computed"), [("1", 12), ("update", 0)])
 async def test_a_rank_that_leaves_its_step_breaks_its_replica_off(
     at: str, computed: int, tmp_path: Path, spec_file: SpecFile
 ) -> None:

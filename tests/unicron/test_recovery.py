@@ -91,6 +91,7 @@ async def test_survivors_finish_the_step_and_the_lost_rank_comes_back(
         await check_result(a, spec, finished)
 
 
+@pytest.mark.slow
 async def test_shrink_grow_and_shrink_again(tmp_path: Path, spec_file: SpecFile) -> None:
     spec = spec_file(dropout=0.1)
     async with agent(tmp_path / "run") as a:
@@ -242,15 +243,16 @@ async def leave_generation(a: Agent, left: str, survivors: Sequence[str]) -> Non
         await a.hold(list(survivors))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("left", "lose_steps"),
     [
         ("by a fault", False),
-        pytest.param("by a fault", True, marks=pytest.mark.slow),
-        pytest.param("held", False, marks=pytest.mark.slow),
-        pytest.param("held", True, marks=pytest.mark.slow),
-        pytest.param("drained", False, marks=pytest.mark.slow),
-        pytest.param("drained", True, marks=pytest.mark.slow),
+        ("by a fault", True),
+        ("held", False),
+        ("held", True),
+        ("drained", False),
+        ("drained", True),
     ],
 )
 async def test_a_stop_that_meets_ranks_between_two_generations_loses_no_step(
@@ -280,13 +282,14 @@ async def test_a_stop_that_meets_ranks_between_two_generations_loses_no_step(
         await check_result(a, spec, await a.finished(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("left", "request_"),
     [
         ("by a fault", "drain"),
-        pytest.param("held", "drain", marks=pytest.mark.slow),
-        pytest.param("held", "hold", marks=pytest.mark.slow),
-        pytest.param("drained", "drain", marks=pytest.mark.slow),
+        ("held", "drain"),
+        ("held", "hold"),
+        ("drained", "drain"),
         ("drained", "hold"),
     ],
 )

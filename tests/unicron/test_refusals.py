@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.unicron.conftest import SpecFile
 from tests.unicron.harness import Agent, agent
 from tests.unicron.test_scripts import script
@@ -83,6 +85,7 @@ async def test_no_line_of_a_file_that_is_no_python_is_in_an_error(tmp_path: Path
             assert "hunter2" not in log.read_text(), log.name
 
 
+@pytest.mark.slow
 async def test_what_is_missing_once_training_has_begun_is_an_exception(tmp_path: Path, spec_file: SpecFile) -> None:
     async with agent(tmp_path / "run") as a:
         for number, (lines, kind) in enumerate(ONCE_JOINING):

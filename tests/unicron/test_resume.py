@@ -56,10 +56,11 @@ def computed(resumed: list[Resumed]) -> int:
     return sum(r.computed for r in resumed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     "newcomer",
-    [pytest.param(False, id="survivors", marks=pytest.mark.slow), pytest.param(True, id="with a newcomer")],
+    [pytest.param(False, id="survivors"), pytest.param(True, id="with a newcomer")],
 )
 async def test_reduced_buckets_are_kept(
     tmp_path: Path, spec_file: SpecFile, mode: dict[str, Any], newcomer: bool
@@ -90,6 +91,7 @@ async def test_reduced_buckets_are_kept(
         await check_result(a, spec, finished, exact="exact" in mode)
 
 
+@pytest.mark.slow
 async def test_few_messages_report_a_reduction_of_many_buckets(tmp_path: Path, spec_file: SpecFile) -> None:
     async with agent(tmp_path / "run") as a:
         await a.fork("w0", spec_file(steps=1), {"UNICRON_BUCKET_BYTES": str(4 << 10)})
@@ -163,6 +165,7 @@ async def test_a_half_applied_update_is_no_state(tmp_path: Path, spec_file: Spec
         await check_result(a, spec, finished, exact=True)
 
 
+@pytest.mark.slow
 async def test_a_rank_is_lost_during_a_checkpoint(tmp_path: Path, spec_file: SpecFile) -> None:
     spec = spec_file(checkpoint={"every": 2})
     async with agent(tmp_path / "run") as a:

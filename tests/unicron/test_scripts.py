@@ -88,6 +88,7 @@ async def train(a: Agent, spec: Path, workers: tuple[str, ...] = ("w0", "w1")) -
     return await a.finished(len(workers))
 
 
+@pytest.mark.slow
 async def test_gradients_that_the_loop_zeroes_do_no_harm(tmp_path: Path, spec_file: SpecFile) -> None:
     async with agent(tmp_path / "run") as a:
         usual = await train(a, spec_file(script=script(tmp_path)))
@@ -166,7 +167,8 @@ async def test_checkpoints_follow_the_specification_and_heartbeats_are_reported(
         assert {m.step for m in a.of(Progress) if m.phase == "aside"} >= {1, 2, 3, 4, 5}
 
 
-@pytest.mark.parametrize("source", ["live", pytest.param("memory", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["live", "memory"])
 async def test_an_optimizer_that_counts_steps_of_a_group_and_replaces_its_tensors(
     source: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:

@@ -14,6 +14,7 @@ from unicron.protocol.messages import Configure
 NODES = ["n0", "n1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("every", "fault_step", "unread"), [(2, 0, False), (2, 3, True), (0, 0, True)], ids=["resumed", "fault", "unsaved"]
 )

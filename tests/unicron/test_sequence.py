@@ -87,6 +87,7 @@ async def check_rounding(a: Agent, spec: Path, finished: Finished) -> None:
         assert torch.allclose(trained[name], value, rtol=BFLOAT16_STEP, atol=1e-5), name
 
 
+@pytest.mark.slow
 async def test_bfloat16_heals_to_the_rounding_of_its_parameters(tmp_path: Path, spec_file: SpecFile) -> None:
     spec = spec_file(bf16=True, exact=False, parallel={"recompute": "selective"}, dropout=0.1)
     async with agent(tmp_path / "run") as a:
@@ -123,6 +124,7 @@ def test_activations_that_are_computed_again_change_nothing(tmp_path: Path, spec
         assert largest_difference(found[0], other) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("megatron")
 @pytest.mark.parametrize("divides_sequence", [False, True])
 def test_dropout_differs_between_ranks_that_divide_the_sequence(

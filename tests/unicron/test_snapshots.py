@@ -104,6 +104,7 @@ class Nodes:
         )
 
 
+@pytest.mark.slow
 async def test_all_ranks_lost_the_newest_copies_are_nearer_than_the_checkpoint(
     tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
@@ -188,6 +189,7 @@ async def test_copies_of_one_layout_are_taken_in_another(
         assert finished.loss == pytest.approx(reference.loss, abs=1e-5)
 
 
+@pytest.mark.slow
 async def test_a_node_without_room_for_copies_says_so_and_trains_on(
     tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:
@@ -207,7 +209,8 @@ async def test_a_node_without_room_for_copies_says_so_and_trains_on(
         await check_result(a, spec, finished)
 
 
-@pytest.mark.parametrize("gone", [pytest.param("files", marks=pytest.mark.slow), "folder"])
+@pytest.mark.slow
+@pytest.mark.parametrize("gone", ["files", "folder"])
 async def test_copies_that_are_gone_are_reported_and_made_anew_at_once(
     gone: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:

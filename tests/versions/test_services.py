@@ -66,6 +66,7 @@ async def ended(journal: Journal, plans: int) -> bool:
 # ---- programs of another version
 
 
+@pytest.mark.slow
 async def test_heartbeats_of_a_newer_agent_are_as_good_as_ordinary_ones(
     settings: Settings, bus: Bus, journal: Journal
 ) -> None:
@@ -259,6 +260,7 @@ async def test_no_message_ends_a_service(
     assert 0 < len(lines) < 100, len(lines)
 
 
+@pytest.mark.slow
 async def test_replies_of_any_kind_fail_a_plan_and_not_the_service(
     settings: Settings, bus: Bus, journal: Journal
 ) -> None:
