@@ -1,20 +1,22 @@
 """What clients cost the others who ask for too much, or are many. JSON lines; exit status 1 if a bound is missed.
 
-    .venv/bin/python -m benchmarks.gateway [--only {clients,viewers}] [--seconds 60] [--clients 20]
-        [--viewers 20] [--events-per-s 10] [--log 1000000]
+    .venv/bin/python -m benchmarks.gateway [--only {clients,viewers,output}] [--seconds 60] [--clients 20]
+        [--viewers 20] [--events-per-s 10] [--log 1000000] [--output-bytes-per-s 10000000]
 
 First, clients that ask for too much. The services are the real ones, over a bus of their own. Each client has an
 address of its own, asks for the heaviest query there is (a search over layouts that would take hours) and asks again as
 soon as it is answered or refused. Meanwhile probes ask for ``/healthz`` and ``/readyz`` ten times a second each,
 whether answers come or not, and a task is submitted each second.
 
-Then, people who look at the live page while many events come (``benchmarks.viewers``).
+Then, people who look at the live page while many events come (``benchmarks.viewers``); and once more, while each of
+them also follows the output of the same task, whose ranks print much.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import os
 import sys
 import tempfile
@@ -152,14 +154,18 @@ def main() -> int:
     parser.add_argument("--viewers", type=at_least(1), default=20)
     parser.add_argument("--events-per-s", type=at_least(1), default=10)
     parser.add_argument("--log", type=at_least(50_000), default=1_000_000, help="events of the log beforehand")
-    parser.add_argument("--only", choices=["clients", "viewers"])
+    parser.add_argument("--only", choices=["clients", "viewers", "output"])
+    parser.add_argument("--output-bytes-per-s", type=at_least(1_000), default=10_000_000)
     given = parser.parse_args()
 
     async def whole(report: Report) -> None:
-        if given.only != "viewers":
+        load = viewers.Load(given.viewers, given.log, given.events_per_s, given.seconds)
+        if given.only in (None, "clients"):
             await measure(report, given.clients, given.seconds)
-        if given.only != "clients":
-            await viewers.measure(report, viewers.Load(given.viewers, given.log, given.events_per_s, given.seconds))
+        if given.only in (None, "viewers"):
+            await viewers.measure(report, load)
+        if given.only in (None, "output"):
+            await viewers.measure(report, dataclasses.replace(load, output_bytes_per_s=given.output_bytes_per_s))
 
     return run(whole)
 

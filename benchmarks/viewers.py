@@ -4,7 +4,8 @@ A part of ``benchmarks.gateway``. The gateway is the real one over a bus of its 
 events that come are those of ``benchmarks.log_course``, appended through a journal of another process and relayed. Each
 viewer is a connection that follows the log, as the page does, with the requests that the page sends for what has
 changed: at most every ``PAUSE_S``; while many events come or answers take long, every ``BUSY_PAUSE_S``, or ``REST``
-times as long as the answers took (``services/api/page/rounds.js``).
+times as long as the answers took (``services/api/page/rounds.js``). They may also follow the output of one task, all of
+them the same one, as its page does (``services/api/page/output.js``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import psutil
 
 from benchmarks.log_course import LARGE
 from benchmarks.long_log import write_and_hold_back
+from benchmarks.printed_output import Printing, print_and_serve
 from benchmarks.report import Report
 from cli.stack.child import Child
 from services.api import present
@@ -36,6 +38,7 @@ from services.api.store.projection_store import Store
 from services.api.store.tables import NODES, TASKS
 from shared.bus import credentials
 from shared.bus.connection import Bus
+from shared.bus.identities import node_identity
 from shared.events.union import Event
 from shared.log.journal import Journal
 from shared.log.log import EventLog
@@ -44,6 +47,7 @@ from shared.service import tokens
 from shared.service.joining import CREDENTIAL
 from shared.service.tokens import Scope
 from shared.tasks.specification import GOING_ON
+from shared.views.documents import TaskView
 
 MOST_LAG_S = 2.0
 MOST_P99_S = 0.3
@@ -70,6 +74,7 @@ _PATHS = (
     "/v1/waf?from={since}",
 )
 _SUMS = ("/v1/costs?limit=1", "/v1/slow-workers?limit=10&order=newest")
+OUTPUT = "/v1/tasks/{task}/logs?follow=true&tail=200&newest_bytes=32768"
 _MARKS = "/v1/incidents?since={since}&order=newest&limit=200"
 MARKS_EVERY = 6
 """Rounds of sums from one request for the incidents of the chart to the next; of more than 200 in its time none comes
@@ -108,13 +113,17 @@ class Seen:
     requests_s: list[tuple[float, float]] = field(default_factory=list)
     failed: int = 0
     received_bytes: int = 0
+    output_bytes: int = 0
 
 
 class Viewer:
-    """One page that somebody looks at. ``last``: position up to which it is to follow the log."""
+    """One page that somebody looks at.
 
-    def __init__(self, client: aiohttp.ClientSession, last: int) -> None:
-        self._client, self._last = client, last
+    ``last``: position up to which it is to follow the log; ``output``: path of the output that it follows, or empty.
+    """
+
+    def __init__(self, client: aiohttp.ClientSession, last: int, output: str = "") -> None:
+        self._client, self._last, self._output = client, last, output
         self._events = 0
         self._changed = asyncio.Event()
         self.seen = Seen()
@@ -122,6 +131,8 @@ class Viewer:
     async def look(self, after: int, connected: asyncio.Semaphore) -> None:
         """Follow the log, and ask for what has changed, until the last event has come or the viewer is cancelled."""
         asking = [asyncio.create_task(self._ask()), asyncio.create_task(self._ask_sums())]
+        if self._output:
+            asking.append(asyncio.create_task(self._follow_output()))
         try:
             async with self._client.get(f"/v1/events?follow=true&brief=true&after={after}") as stream:
                 rest = b""
@@ -157,6 +168,13 @@ class Viewer:
             busy = self._events > BUSY_EVENTS or took_s > BUSY_ROUND_S
             await asyncio.sleep(max(BUSY_PAUSE_S, REST * took_s) if busy else PAUSE_S)
 
+    async def _follow_output(self) -> None:
+        async with self._client.get(self._output, headers={"Accept": "application/x-ndjson"}) as answer:
+            self.seen.failed += not answer.ok
+            async for data in answer.content.iter_any():
+                self.seen.output_bytes += len(data)
+        self.seen.failed += 1  # the task goes on, and so does its output
+
     async def _ask_sums(self) -> None:
         for rounds in itertools.count():
             await asyncio.gather(*map(self._get, sums(rounds)))
@@ -173,16 +191,18 @@ class Viewer:
         self.seen.requests_s.append((began_s, time.monotonic() - began_s))
 
 
-def watch(url: str, given: list[str], after: int, last: int, ready: str, seconds: float) -> tuple[list[Seen], float]:
+def watch(
+    url: str, given: list[str], after: int, last: int, ready: str, seconds: float, output: str
+) -> tuple[list[Seen], float]:
     """Look at the page with one viewer for each token; return what they saw, and the processor time that it took.
 
-    The file ``ready`` is written when all follow the log.
+    The file ``ready`` is written when all follow the log. ``output``: as ``Viewer``.
     """
-    return asyncio.run(_watch(url, given, after, last, Path(ready), seconds))
+    return asyncio.run(_watch(url, given, after, last, Path(ready), seconds, output))
 
 
 async def _watch(
-    url: str, given: list[str], after: int, last: int, ready: Path, seconds: float
+    url: str, given: list[str], after: int, last: int, ready: Path, seconds: float, output: str
 ) -> tuple[list[Seen], float]:
     connected = asyncio.Semaphore(0)
     async with AsyncExitStack() as stack:
@@ -195,7 +215,7 @@ async def _watch(
                 connector=aiohttp.TCPConnector(limit_per_host=_CONNECTIONS, keepalive_timeout=_TIMEOUT_S),
                 timeout=aiohttp.ClientTimeout(total=None, sock_read=_TIMEOUT_S),
             )
-            viewers.append(Viewer(await stack.enter_async_context(client), last))
+            viewers.append(Viewer(await stack.enter_async_context(client), last, output))
         looking = [asyncio.create_task(viewer.look(after, connected)) for viewer in viewers]
         for _ in viewers:
             await connected.acquire()
@@ -217,7 +237,10 @@ def _later(event: Event, later: timedelta) -> Event:
 
 @dataclass(frozen=True)
 class Load:
-    """What comes while viewers look: events per second for some seconds, then a burst, then a flood."""
+    """What comes while viewers look: events per second for some seconds, then a burst, then a flood.
+
+    ``output_bytes_per_s``: what the ranks of the task print that all viewers look at; 0: they look at none.
+    """
 
     viewers: int
     earlier: int
@@ -228,6 +251,7 @@ class Load:
     burst_s: float = 10.0
     flood: int = 20_000
     flood_s: float = 10.0
+    output_bytes_per_s: int = 0
 
     @property
     def usual(self) -> int:
@@ -254,6 +278,7 @@ async def measure(report: Report, load: Load) -> None:
                 store.fold(records)
             report.line("folded", events=earlier, cpu_s=round(time.process_time() - began_s, 1))
             _measure_map(report, store)
+            task = _most_ranks(store)
         credential = credentials.read(nats.keys.credential_file("planner"))
         bus = await Bus.connect(nats.url, credential=credential, name="benchmark")
         stack.push_async_callback(bus.close)
@@ -275,10 +300,18 @@ async def measure(report: Report, load: Load) -> None:
         ]
         pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")))
         ready = run_dir / "ready"
+        output = ""
+        if load.output_bytes_per_s:
+            printing = _printing(nats, task, run_dir / "nodes", load.output_bytes_per_s)
+            machines = multiprocessing.get_context("spawn").Process(target=print_and_serve, args=(printing,))
+            machines.start()
+            stack.callback(machines.join)
+            stack.callback(machines.terminate)
+            output = OUTPUT.format(task=task.name)
         loop = asyncio.get_running_loop()
         # All follow from one event before those that come: its receipt says that a viewer is there.
         seconds = load.seconds + load.burst_s + load.flood_s + MOST_CATCH_UP_S
-        arguments = (url, given, earlier - 1, earlier + len(events), str(ready), seconds)
+        arguments = (url, given, earlier - 1, earlier + len(events), str(ready), seconds, output)
         watching = loop.run_in_executor(pool, watch, *arguments)
         while not ready.exists() and not watching.done():  # noqa: ASYNC110 - another process writes it
             await asyncio.sleep(0.05)
@@ -301,6 +334,11 @@ async def measure(report: Report, load: Load) -> None:
         ("events appended each second of the flood", load.flood / load.flood_s, flood, flood_s),
     ):
         report.at_least(name, round(len(found) / during_s, 1), LEAST_RATE * rate, events=len(found))
+    if output:
+        received = sum(one.output_bytes for one in seen)
+        report.line(
+            "output", printed_bytes_per_s=load.output_bytes_per_s, ranks=len(printing.files), received_bytes=received
+        )
     _report(report, seen, [*times, *more], earlier + 1, burst_at_s, quiet_at_s)
     last_s = [
         next((at_s for position, at_s in one.positions if position >= earlier + held_back), math.inf) for one in seen
@@ -308,6 +346,23 @@ async def measure(report: Report, load: Load) -> None:
     report.at_most(
         "caught up with the flood behind its last event, s", round(max(last_s) - flood[-1], 2), MOST_CATCH_UP_S
     )
+
+
+def _most_ranks(store: Store) -> TaskView:
+    """Return the task in training that has most ranks."""
+    with store.reading() as views:
+        return max(views.page(TASKS, states=GOING_ON), key=lambda task: len(task.members))
+
+
+def _printing(nats: NatsServer, task: TaskView, folder: Path, bytes_per_s: int) -> Printing:
+    """Return what the task's ranks print, each on its node."""
+    places = [member.worker.split("/") for member in task.members]
+    nodes = sorted({node for node, _ in places})
+    nats.keys.make(more=[node_identity(node) for node in nodes])
+    nats.reload()
+    keys = {node: str(nats.keys.credential_file(node_identity(node))) for node in nodes}
+    files = tuple((node, f"{task.generation}-{node}-{slot}.log") for node, slot in places)
+    return Printing(nats.url, task.name, files, keys, str(folder), bytes_per_s)
 
 
 def _measure_map(report: Report, store: Store) -> None:

@@ -30,7 +30,7 @@ from services.api.access.browser_sessions import BrowserSessions
 from services.api.access.request_rates import RequestRates, reports_of_a_source
 from services.api.http.computations import Computations
 from services.api.live import Live
-from services.api.output.node_files import NodeFiles, OwnFiles
+from services.api.output.node_files import NodeFiles, OwnFiles, SharedAnswers
 from services.api.store.feed import Feed
 from services.api.store.projection_store import Store, database_url
 from services.api.store.readers import ViewReader
@@ -81,6 +81,8 @@ class Gateway:
     computations: Computations = field(default_factory=Computations)
     own_files: OwnFiles = field(init=False)
     """Files of tasks on this machine."""
+    followed: SharedAnswers = field(default_factory=SharedAnswers)
+    """What machines have answered to those who follow output."""
     code: ShippedCode = field(init=False)
     """The code that comes along with tasks."""
     metrics: Collector = field(init=False)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from services.agent.ranks.output_limits import OutputLimits
-from services.api.output import logs
+from services.api.output import logs, node_files
 from services.api.output.node_files import NodeFiles
 from shared.bus.connection import Bus
 from shared.events.severities import ErrorKind, Method, Severity
@@ -272,3 +272,53 @@ async def test_what_comes_follows_the_last_lines(
         assert found in (["no end yet", "next"], ["next"])  # the end of the line may have come before the first look
         write_output(nodes.run_dir("n1"), TASK, "4-n1-1", "anew\nand on\n")  # a process of a later generation
         assert [await anext(lines), await anext(lines)] == ["anew", "and on"]
+
+
+async def test_who_follows_what_comes_fast_gets_whole_lines_of_the_newest(
+    healed: Server, nodes: NodeMachines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "POLL_S", 0.02)
+    monkeypatch.setattr(node_files, "SHARED_S", 0.02)
+    path = write_output(nodes.run_dir("n1"), TASK, "3-n1-1", "early\n")
+    many = "".join(f"line {number:05}\n" for number in range(3000))
+    url = f"/v1/tasks/{TASK}/logs?rank=3&follow=true&newest_bytes=5000"
+    async with asyncio.timeout(60), healed.http.stream("GET", url) as answer:
+        lines = answer.aiter_lines()
+        while await anext(lines) != "early":
+            pass
+        with path.open("a") as file:
+            file.write(many)
+        left_out = len(many) - 5000
+        why = "more than is shown while it is printed"
+        assert await anext(lines) == f"unicron: {left_out} bytes of output are left out: {why}"
+        found = [await anext(lines)]
+        while found[-1] != "line 02999":
+            found.append(await anext(lines))
+    assert found == many[-5000:].splitlines()[1:], "the rest of a line is left out"
+
+
+async def test_however_many_follow_a_node_is_asked_as_by_one(
+    healed: Server, nodes: NodeMachines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers of one look are kept for longer than the test takes: all others begin with them."""
+    monkeypatch.setattr(node_files, "SHARED_S", 600.0)
+    asked: list[str] = []
+    ask = NodeFiles.ask
+
+    async def counted(self: NodeFiles, request: Any, timeout_s: float | None = None) -> Any:
+        asked.append(f"{self.name} {request.model_dump_json()}")
+        return await ask(self, request, timeout_s)
+
+    monkeypatch.setattr(NodeFiles, "ask", counted)
+
+    async def first_lines(count: int) -> list[str]:
+        url = f"/v1/tasks/{TASK}/logs?follow=true&newest_bytes=32768"
+        async with healed.http.stream("GET", url) as answer:
+            lines = answer.aiter_lines()
+            return [await anext(lines) for _ in range(count)]
+
+    async with asyncio.timeout(60):
+        found = await asyncio.gather(*(first_lines(len(ALL) - 1) for _ in range(5)))
+    assert found == [ALL[:-1]] * 5
+    assert sorted(asked) == sorted(set(asked))
+    assert len(asked) == 2 + 5, "a listing of each node, and each file once"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from services.api.output.node_files import FileSource
@@ -15,10 +15,13 @@ from services.api.output.owners import FileOwners
 from services.api.output.search import FileSearch, FoundFile, Key, Missing
 from services.api.output.tails import line_begins
 from shared.errors import NotFound, Unavailable
-from shared.messages.node_files import RankFile, ReadOutput
+from shared.messages.node_files import CHUNK_BYTES, RankFile, ReadOutput
 
 POLL_S = 0.5
 """Time between two looks at followed files: a reader hardly notices it, and a look sends each node one request."""
+
+LEAST_BYTES = 4096
+"""Read of a file at least, where only the newest bytes are: some thirty lines."""
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is divided: a process may never end its line, and the memory of the api is bounded."""
@@ -59,6 +62,8 @@ class _Tail:
         self._offset = begin
         self._listed_bytes = 0
         self._rest = b""
+        self._cut = False
+        """Whether what comes next may begin in the middle of a line, of which the rest is left out."""
 
     def listed(self, file: RankFile) -> list[Line]:
         """Take note of the file's size in a listing; begin anew if the file was emptied, and return a line about it."""
@@ -68,21 +73,35 @@ class _Tail:
         self._offset = 0
         return [*self.last(), self._note("the output before this is left out: over the limit")]
 
+    def leave_out(self, file: RankFile, newest_bytes: int) -> list[Line]:
+        """Go on with the newest bytes of a file; return what there is to say about those before them."""
+        begin = file.size_bytes - newest_bytes
+        if begin <= self._offset:
+            return []
+        said = self._skip_to(begin, "more than is shown while it is printed")
+        self._cut = True
+        return said
+
     def is_behind(self, file: RankFile) -> bool:
         """Return whether the file has more than was read."""
         return self._offset < file.size_bytes
 
-    async def more(self, source: FileSource) -> list[Line] | None:
-        """Return the next whole lines, of at most one chunk; None at the file's end.
+    async def more(self, source: FileSource, size_bytes: int) -> list[Line] | None:
+        """Return the next whole lines, of at most one chunk and up to the size that was listed; None at the file's end.
+
+        All who have the same listing ask for the same bytes.
 
         Raises:
             Unavailable: the source does not answer.
         """
+        if self._offset >= size_bytes:
+            return None
         request = ReadOutput(
             task=self._task,
             generation=self._generation,
             worker=self._worker,
             offset=self._offset,
+            limit=min(size_bytes - self._offset, CHUNK_BYTES),
             skips=True,
             since_s=self._since_s,
         )
@@ -94,21 +113,24 @@ class _Tail:
             self._since_s, self._offset = None, reply.offset  # what was before is not missing
         if not data:
             return None
-        skipped = [] if reply.offset is None else self._skip_to(reply.offset)
+        skipped = [] if reply.offset is None else self._skip_to(reply.offset, "over the limit")
         self._offset += len(data)
+        if self._cut:
+            _, end, data = data.partition(b"\n")
+            self._cut = not end
         *whole, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
             whole.append(self._rest)
             self._rest = b""
         return [*skipped, *(self._line(line) for line in whole)]
 
-    def _skip_to(self, offset: int) -> list[Line]:
+    def _skip_to(self, offset: int, why: str) -> list[Line]:
         """Go on from an offset; return what there is to say about the bytes before it, which are left out."""
         skipped_bytes = offset - self._offset
         if skipped_bytes <= 0:
             return []
         self._offset = offset
-        return [*self.last(), self._note(f"{skipped_bytes} bytes of output are left out: over the limit")]
+        return [*self.last(), self._note(f"{skipped_bytes} bytes of output are left out: {why}")]
 
     def _note(self, text: str) -> Line:
         return Line(self._generation, self._worker, f"unicron: {text}")
@@ -142,6 +164,8 @@ class OutputReader:
         owners: returns whose output is read; called at each look, because ranks move.
         since_s: only what was printed from then on, in seconds since the epoch (``ReadOutput``); None: all.
         last: only the last lines of what there is at the beginning; None: all.
+        newest_bytes: of what is printed between two looks only so much, the newest, of all files together
+            (``LEAST_BYTES`` of each at least); it says what it leaves out. None: all.
     """
 
     def __init__(
@@ -151,15 +175,16 @@ class OutputReader:
         owners: Callable[[], Awaitable[FileOwners]],
         since_s: float | None = None,
         last: LastLines | None = None,
+        newest_bytes: int | None = None,
     ) -> None:
         self._task, self._search, self._owners_now = task, search, owners
-        self._since_s, self._last = since_s, last
+        self._since_s, self._last, self._newest_bytes = since_s, last, newest_bytes
         self._owners = FileOwners()
         self._tails: dict[Key, _Tail] = {}
         self._reported: set[Missing] = set()
 
-    async def read(self, *, going_on: Callable[[], Awaitable[bool]]) -> AsyncGenerator[Line | Missing]:
-        """Yield the lines, oldest generation first; while more can come, wait for it, also from new files.
+    async def read(self, *, going_on: Callable[[], Awaitable[bool]]) -> AsyncGenerator[Sequence[Line | Missing]]:
+        """Yield lines, oldest generation first; while more can come, wait for it, also from new files.
 
         Args:
             going_on: returns whether more can come; always False for a reader that does not follow.
@@ -173,18 +198,15 @@ class OutputReader:
                 first = False
                 await self._skip_to_last_lines()
                 quiet = True
-                async for line in self._new_lines():
-                    quiet = False
-                    yield line
+                async for lines in self._new_lines(following=more_can_come):
+                    quiet = quiet and not lines
+                    yield lines
                 if not more_can_come:
-                    for _, tail in sorted(self._tails.items()):
-                        for line in tail.last():
-                            yield line
-                for missing in self._new_missing():
-                    yield missing
+                    yield [line for _, tail in sorted(self._tails.items()) for line in tail.last()]
+                yield self._new_missing()
                 if not more_can_come:
                     return
-                if quiet:
+                if quiet or self._newest_bytes is not None:
                     await asyncio.sleep(POLL_S)
         finally:
             await self._search.close()
@@ -202,19 +224,23 @@ class OutputReader:
         for found in new:
             self._tails[found.file.key] = _Tail(self._task, found.file, self._since_s, begins[found.file.key])
 
-    async def _new_lines(self) -> AsyncIterator[Line]:
-        """Yield the lines of all files up to the sizes that were listed."""
+    async def _new_lines(self, *, following: bool) -> AsyncIterator[list[Line]]:
+        """Yield the lines of all files up to the sizes that were listed; of many, who follows gets the newest."""
         failed: FoundFile | None
         while True:
             failed = None
-            for found in self._search.files:
-                tail = self._tails.setdefault(found.file.key, _Tail(self._task, found.file, self._since_s))
-                for line in tail.listed(found.file):
-                    yield line
+            files = self._search.files
+            for file in (found.file for found in files):
+                yield self._tails.setdefault(file.key, _Tail(self._task, file, self._since_s)).listed(file)
+            if following and self._newest_bytes is not None:
+                behind = [found.file for found in files if self._tails[found.file.key].is_behind(found.file)]
+                for file in behind:
+                    yield self._tails[file.key].leave_out(file, max(self._newest_bytes // len(behind), LEAST_BYTES))
+            for found in files:
+                tail, file = self._tails[found.file.key], found.file
                 try:
-                    while tail.is_behind(found.file) and (lines := await tail.more(found.source)) is not None:
-                        for line in lines:
-                            yield line
+                    while (lines := await tail.more(found.source, file.size_bytes)) is not None:
+                        yield lines
                 except Unavailable:
                     failed = found
                     break

@@ -7,10 +7,11 @@ have what that node wrote.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from shared.bus.connection import Bus
 from shared.errors import InvalidReply, Unavailable
@@ -19,6 +20,9 @@ from shared.messages.task_folders import TaskFilesRequest, TaskFolders
 
 TIMEOUT_S = FILES.timeout_s
 """How long a node, or the api's own machine, may take for one request."""
+
+SHARED_S = 0.5
+"""Age of an answer that is given to another reader: the time between two looks at output that is followed."""
 
 OWN_THREADS = 4
 """Reads of the api's own run directory at the same time: one takes milliseconds."""
@@ -29,7 +33,7 @@ class FileSource(Protocol):
 
     name: str
 
-    async def ask(self, request: TaskFilesRequest) -> tuple[FilesReply, bytes]:
+    def ask(self, request: TaskFilesRequest) -> Coroutine[Any, Any, tuple[FilesReply, bytes]]:
         """Return the reply to a request, and the bytes that were read.
 
         Raises:
@@ -95,6 +99,45 @@ class NodeFiles:
             return successful(await self._bus.call(FILES, request, self.name, timeout_s=timeout_s or TIMEOUT_S))
         except InvalidReply as err:
             raise Unavailable(f"node {self.name}: {err.detail}") from err
+
+
+class SharedAnswers:
+    """One answer to equal requests within ``SHARED_S``, for all who follow the output of the same task."""
+
+    def __init__(self) -> None:
+        self._asked: dict[tuple[str, str], tuple[float, asyncio.Task[tuple[FilesReply, bytes]]]] = {}
+
+    def of(self, source: FileSource) -> FileSource:
+        """Return a machine whose answers are shared."""
+        return _SharedSource(self, source)
+
+    async def ask(self, source: FileSource, request: TaskFilesRequest) -> tuple[FilesReply, bytes]:
+        """Return the answer of a source to a request, as it may have given it to others.
+
+        Raises:
+            NotFound, Unavailable: of the source.
+        """
+        key, now_s = (source.name, request.model_dump_json()), time.monotonic()
+        while self._asked and now_s - next(iter(self._asked.values()))[0] > SHARED_S:
+            del self._asked[next(iter(self._asked))]
+        if key not in self._asked:
+            self._asked[key] = (now_s, asyncio.create_task(source.ask(request)))
+            self._asked[key][1].add_done_callback(_retrieve)
+        return await asyncio.shield(self._asked[key][1])  # others may wait for it when this reader goes away
+
+
+class _SharedSource:
+    def __init__(self, shared: SharedAnswers, source: FileSource) -> None:
+        self._shared, self._source, self.name = shared, source, source.name
+
+    async def ask(self, request: TaskFilesRequest) -> tuple[FilesReply, bytes]:
+        return await self._shared.ask(self._source, request)
+
+
+def _retrieve(task: asyncio.Task[tuple[FilesReply, bytes]]) -> None:
+    """Take note of a failure, which is raised where it is waited for; perhaps nobody does any more."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def list_files(

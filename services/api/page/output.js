@@ -6,6 +6,7 @@ import { pauseMs, readLines } from "./stream.js";
 import { count } from "./text.js";
 
 const FIRST_LINES = 200; // of each rank
+const NEWEST_BYTES = 32768; // that are read of half a second's output: more than anybody reads as it comes
 const MOST_LINES = 5000; // that a browser lays out at once
 const SHOW_MS = 250;
 const ENDED = new Set(["stopped", "succeeded", "failed"]);
@@ -39,7 +40,7 @@ export function showOutput(task, path) {
   stopOutput();
   asked = source;
   reading = new AbortController();
-  follow(`${path}/logs?follow=true&tail=${lastLines}${rank === "" ? "" : `&rank=${rank}`}`, reading);
+  follow(`${path}/logs?follow=true&tail=${lastLines}&newest_bytes=${NEWEST_BYTES}${rank === "" ? "" : `&rank=${rank}`}`, reading);
 }
 
 /** End the request, as where nobody sees the page; the next `showOutput` begins anew. */

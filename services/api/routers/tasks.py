@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response, status
@@ -14,9 +15,9 @@ from fastapi.responses import StreamingResponse
 from services.api import present
 from services.api.access.access import Submitter, Who
 from services.api.gateway import Api, Gateway, as_text
-from services.api.output.logs import LastLines, OutputReader, json_line, plain_line
+from services.api.output.logs import LastLines, Line, OutputReader, json_line, plain_line
 from services.api.output.owners import FileOwners, file_owners
-from services.api.output.search import FileSearch
+from services.api.output.search import FileSearch, Missing
 from services.api.requests import task_requests
 from services.api.route_parts import conditional
 from services.api.route_parts.bodies import SMALL_BODY_BYTES, decoded, described, options, parsed_json, read_body
@@ -218,6 +219,14 @@ async def logs(
         int | None,
         Query(ge=0, le=1_000_000, description="of what there is already: only the last so many lines of each worker"),
     ] = None,
+    newest_bytes: Annotated[
+        int | None,
+        Query(
+            ge=4096,
+            le=1 << 30,
+            description="while following: of each half second's output only so much, the newest; says what is left out",
+        ),
+    ] = None,
     accept: Annotated[str, Header()] = "text/plain",
 ) -> StreamingResponse:
     """Stream the output of the task's ranks: text, or with ``Accept: application/x-ndjson`` an object for each line.
@@ -234,36 +243,37 @@ async def logs(
         raise NotFound(f"task {name!r} has no rank {rank}; its ranks: {known}", field="rank", value=rank)
     since_s = since.timestamp() if since is not None else None
     last = LastLines(tail, view.generation) if tail is not None else None
-    lines = _lines(api, view.name, rank, follow, as_json, since_s, last)
-    return StreamingResponse(lines, media_type="application/x-ndjson" if as_json else "text/plain")
-
-
-async def _lines(
-    api: Gateway,
-    name: str,
-    rank: int | None,
-    follow: bool,
-    as_json: bool,
-    since_s: float | None,
-    last: LastLines | None,
-) -> AsyncIterator[str]:
     history = True
 
     async def owners() -> FileOwners:
         nonlocal history
-        found = await api.read(lambda views: file_owners(views, name, rank, history=history))
+        found = await api.read(lambda views: file_owners(views, view.name, rank, history=history))
         history = False  # later plans are seen as they come
         return found
 
     async def going_on() -> bool:
         if not follow or api.feed.closed:
             return False
-        return (await api.task(name)).state not in ENDED
+        return (await api.task(view.name)).state not in ENDED
 
-    reader = OutputReader(name, FileSearch(name, api.own_files, api.node_files), owners, since_s, last)
-    async with aclosing(reader.read(going_on=going_on)) as entries:
-        async for entry in entries:
-            yield json_line(entry) if as_json else plain_line(entry, named=rank is None)
+    if newest_bytes is None:
+        search = FileSearch(view.name, api.own_files, api.node_files)
+    else:  # where some lines may be missing, many may look
+        shared = api.followed.of
+        search = FileSearch(view.name, shared(api.own_files), lambda node: shared(api.node_files(node)))
+    reader = OutputReader(view.name, search, owners, since_s, last, newest_bytes)
+    write = json_line if as_json else partial(plain_line, named=rank is None)
+    text = _text(reader.read(going_on=going_on), write)
+    return StreamingResponse(text, media_type="application/x-ndjson" if as_json else "text/plain")
+
+
+async def _text(
+    reading: AsyncGenerator[Sequence[Line | Missing]], write: Callable[[Line | Missing], str]
+) -> AsyncIterator[str]:
+    async with aclosing(reading) as parts:
+        async for part in parts:
+            if part:
+                yield "".join(map(write, part))
 
 
 @router.get("/{name}/attempts", response_model=Page[Attempt], responses=NAMED)
