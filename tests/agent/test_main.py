@@ -35,6 +35,7 @@ async def test_a_name_that_is_no_node_name_is_refused(settings: Settings, tmp_pa
     assert "node: " in agent.log.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="there is no C compiler for the stand-in library")
 async def test_a_worker_whose_device_does_not_exist_is_refused(settings: Settings, tmp_path: Path) -> None:
     nvml = RecordedNvml(tmp_path / "nvml", devices=1)
@@ -47,13 +48,14 @@ async def test_a_worker_whose_device_does_not_exist_is_refused(settings: Setting
     ) in agent.log.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="there is no C compiler for the stand-in library")
 @pytest.mark.parametrize(
     ("variables", "kind", "seen"),
     [
         ({"UNICRON_HARDWARE": "cpu"}, "cpu", ""),
-        pytest.param({"CUDA_VISIBLE_DEVICES": ""}, "cpu", "", marks=pytest.mark.slow),
-        pytest.param({"UNICRON_WORKERS_PER_NODE": "1"}, "h100", None, marks=pytest.mark.slow),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "cpu", ""),
+        ({"UNICRON_WORKERS_PER_NODE": "1"}, "h100", None),
     ],
 )
 async def test_a_node_without_devices_hides_those_of_the_machine(

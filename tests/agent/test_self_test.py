@@ -70,6 +70,7 @@ async def ask(bus: Bus, node: str = "n0", **fields: Any) -> SelfTestResult:
     return SELF_TEST.reply.decode(answer)
 
 
+@pytest.mark.slow
 async def test_a_node_that_works_passes_and_each_check_is_named_with_its_value_and_its_bound(
     agent: Agent, bus: Bus, settings: Settings
 ) -> None:

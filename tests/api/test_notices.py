@@ -312,6 +312,7 @@ async def test_a_new_receiver_gets_nothing_of_before(
     assert receiver.taken() == [("incident.opened", "new")]
 
 
+@pytest.mark.slow
 async def test_a_receiver_that_was_away_gets_all_in_order(
     hooked: Settings, bus: Bus, journal: Journal, tmp_path: Path
 ) -> None:
@@ -379,6 +380,7 @@ async def test_receivers_have_queues_and_shapes_of_their_own(
     assert "R0UT1NG" not in status
 
 
+@pytest.mark.slow
 async def test_what_holds_is_told_until_it_is_over(
     hooked: Settings, bus: Bus, journal: Journal, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,6 +149,7 @@ def test_a_random_cluster_is_settled_as_a_whole_one(
     compare(simulate(history).records, sizes, times)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log", COURSES)
 def test_a_golden_log_is_settled_as_a_whole_one(log: Path, tmp_path: Path) -> None:
     records = golden(log.stem, tmp_path)

@@ -10,6 +10,7 @@ from benchmarks.overhead_model import Workload
 from benchmarks.overhead_rank import Plan, is_decided
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spread", "bound", "decided"),
     [

@@ -245,6 +245,7 @@ async def test_a_second_one_is_refused(nats: OpenServer, tmp_path: Path) -> None
         assert await running.ended() == 0
 
 
+@pytest.mark.slow
 async def test_a_port_that_is_taken_is_said_before_anything_starts(nats: OpenServer, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -327,6 +327,7 @@ CHANGES: Sequence[tuple[str, str, Any, int]] = (
 """Method, path, body and status of the answer, one after the other."""
 
 
+@pytest.mark.slow
 async def test_every_change_is_made(opened: Opened) -> None:
     server = opened.server
     bodies = {"problem": json.loads(problem(task())), "second": server.spec("second")}

@@ -121,6 +121,7 @@ async def test_a_terminal_is_told_nothing_by_what_a_rank_prints(healed: Server) 
     assert piped.out.startswith("\x1b[31mred\x1b[0m\n")
 
 
+@pytest.mark.slow
 async def test_the_last_lines_and_then_what_comes(healed: Server) -> None:
     output = healed.data.parent / "tasks" / "gpt" / "output"
     output.mkdir(parents=True)

@@ -52,6 +52,7 @@ def test_a_replay_that_is_watched_finds_the_same(jobs: int, tmp_path: Path) -> N
     assert watched.place_at() == plain.place_at()
 
 
+@pytest.mark.slow
 def test_a_log_in_postgresql_is_verified_by_its_url(postgres_url: str, tmp_path: Path) -> None:
     events = written(postgres_url, tmp_path)
     for url in (postgres_url, postgres_url.replace("postgresql+psycopg:", "postgresql:")):

@@ -308,6 +308,7 @@ async def test_it_ends_with_the_task(api: Server, folder: Path) -> None:
     assert done.err.splitlines()[-1] == "unicron: healed succeeded at step 20 of 20"
 
 
+@pytest.mark.slow
 async def test_a_failure_is_its_exit_status(api: Server) -> None:
     process = await start(api)
     await api.append(TaskFailed, task="healed", generation=1, step=3, reason="it is broken")
@@ -316,6 +317,7 @@ async def test_a_failure_is_its_exit_status(api: Server) -> None:
     assert done.err.splitlines()[-1] == "unicron: healed failed at step 3 of 20; it is broken"
 
 
+@pytest.mark.slow
 async def test_without_a_terminal_the_task_is_left_running(api: Server) -> None:
     process = await start(api)
     process.send_signal(signal.SIGINT)

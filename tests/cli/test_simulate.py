@@ -66,6 +66,7 @@ def document(*arguments: object) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_trace_file_and_nothing_else_compares_all_policies(trace: Path) -> None:
     # In this process: the next test has several, each of which would load the compiled kernels, or compile them.
     found = document("--trace", trace, "--policy", "all", "--jobs", 1)
@@ -140,6 +141,7 @@ def test_a_log_is_a_trace(trace: Path, tmp_path: Path) -> None:
     assert 0 < megatron["accumulated_waf_flop"] < after["accumulated_waf_flop"]
 
 
+@pytest.mark.slow
 def test_the_table_fits_a_terminal(trace: Path) -> None:
     outcome = simulate("--trace", trace, "--jobs", 1)
     assert (outcome.code, outcome.err) == (0, "")

@@ -160,7 +160,8 @@ async def test_one_frame_is_printed_where_the_output_is_no_terminal(healed: Serv
     assert set(json.loads(as_json.out)) == {"server", "nodes", "tasks", "incidents", "plans", "waf", "status"}
 
 
-@pytest.mark.parametrize("ends", ["q", pytest.param("ctrl-c", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", ["q", "ctrl-c"])
 async def test_the_live_screen_ends_with_a_key_and_leaves_the_terminal_as_it_was(healed: Server, ends: str) -> None:
     master, terminal = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}

@@ -202,7 +202,8 @@ async def check(case: Case, folder: Path, text: Path) -> None:
     assert difference <= (DETERMINISTIC if case.deterministic else bound)
 
 
-@pytest.mark.parametrize("name", ["behind", pytest.param("beside", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["behind", "beside"])
 async def test_a_run_through_faults_is_as_near_to_stock_as_stock_is(name: str, tmp_path: Path, text: Path) -> None:
     await check(SHORT[name], tmp_path, text)
 

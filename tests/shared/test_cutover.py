@@ -352,7 +352,8 @@ FILE_STEPS = [
 """Before a step nearly all is as it is after the one before."""
 
 
-@pytest.mark.parametrize("appended", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("appended", [False, True])
 @pytest.mark.parametrize("step", FILE_STEPS)
 def test_a_file_whose_cut_is_killed_is_the_old_or_the_new_log(
     step: str, appended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

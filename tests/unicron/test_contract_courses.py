@@ -165,6 +165,7 @@ async def test_a_newcomer_is_lost_while_state_moves(
         await check(task, spec_file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [pytest.param("sockets", marks=pytest.mark.parity), "silent"])
 async def test_a_member_is_lost_before_it_comes(
     mode: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path

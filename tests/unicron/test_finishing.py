@@ -46,6 +46,7 @@ async def waiting(a: Agent, tries: int = 2) -> CheckpointFailed:
     return found
 
 
+@pytest.mark.slow
 async def test_a_result_that_cannot_be_written_is_tried_again_without_losing_a_step(
     tmp_path: Path, spec_file: SpecFile
 ) -> None:
@@ -95,7 +96,8 @@ async def test_a_task_that_cannot_write_its_result_stops_where_its_state_can_be_
         await check_result(a, spec, finished)
 
 
-@pytest.mark.parametrize("how", ["held", pytest.param("drained", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["held", "drained"])
 async def test_ranks_that_wait_to_write_answer_a_fault_and_a_drain(
     how: str, tmp_path: Path, spec_file: SpecFile
 ) -> None:

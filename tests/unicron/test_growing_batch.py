@@ -63,7 +63,8 @@ def script(folder: Path, largest: int = 12) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("place", ["reduce", pytest.param("3", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["reduce", "3"])
 async def test_a_step_is_completed_with_its_own_micro_batches(place: str, tmp_path: Path, spec_file: SpecFile) -> None:
     """The rank of a step of 8 that is lost leaves its part to one that knows nothing of the step."""
     spec = spec_file(script=script(tmp_path), steps=6)

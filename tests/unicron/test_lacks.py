@@ -124,7 +124,8 @@ def test_a_full_file_system_is_named(tmp_path: Path) -> None:
     assert f"of {size} bytes free below {tmp_path}" in found.limit
 
 
-@pytest.mark.parametrize("what", ["files", pytest.param("groups", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["files", "groups"])
 def test_a_process_without_descriptors_says_so_although_it_can_open_nothing(what: str) -> None:
     run = subprocess.run(
         [sys.executable, "-c", IN_PROCESS, what], capture_output=True, text=True, timeout=60, check=True

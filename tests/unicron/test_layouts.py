@@ -36,6 +36,7 @@ def layout_spec() -> dict[str, object]:
     return {"model": TWO_LAYERS, "steps": 5, "batch": {"global": 8, "micro": 2}}
 
 
+@pytest.mark.slow
 async def test_layouts_agree(tmp_path: Path, spec_file: SpecFile, layout_spec: dict[str, object]) -> None:
     spec = spec_file(**layout_spec)
     async with agent(tmp_path / "run") as a:

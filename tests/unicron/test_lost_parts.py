@@ -63,7 +63,8 @@ async def test_survivors_of_a_divided_optimizer_finish_the_step(
         await check_result(a, spec_file(), await a.finished(3))
 
 
-@pytest.mark.parametrize("at", ["1.backward", *(pytest.param(at, marks=pytest.mark.slow) for at in SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["1.backward", *SLOW])
 async def test_the_only_holder_of_a_slice_is_replaced(
     at: str, tmp_path: Path, spec_file: SpecFile, shared_memory: Path
 ) -> None:

@@ -56,6 +56,7 @@ def write(location: str, *, publish: bool = True) -> str:
     return location
 
 
+@pytest.mark.slow
 def test_a_checkpoint_counts_once_it_has_its_manifest(root: str) -> None:
     location = write(f"{root}/generation-1/step-5", publish=False)
     assert archive.published(location) == []

@@ -87,7 +87,8 @@ async def test_a_healthy_replica_computes_the_rest_of_its_micro_batches(
         await check_result(a, spec, await a.finished(2))
 
 
-@pytest.mark.parametrize("how", ["second hold", pytest.param("limit", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["second hold", "limit"])
 async def test_a_replica_of_which_a_rank_hangs_is_broken_off(how: str, tmp_path: Path, spec_file: SpecFile) -> None:
     """While a healthy replica finishes, one of its ranks hangs. The two that are left are a replica together."""
     spec = spec_file(exact=False)

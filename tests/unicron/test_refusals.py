@@ -68,6 +68,7 @@ async def test_a_script_that_cannot_start_is_refused(tmp_path: Path, spec_file: 
             assert a.exits[f"w{number}"][1] == 1
 
 
+@pytest.mark.slow
 async def test_no_line_of_a_file_that_is_no_python_is_in_an_error(tmp_path: Path, spec_file: SpecFile) -> None:
     """It may be a file with a password. What is said and printed of a task is for everybody who may read."""
     async with agent(tmp_path / "run") as a:

@@ -181,9 +181,8 @@ async def test_a_rank_is_lost_during_a_checkpoint(tmp_path: Path, spec_file: Spe
         await check_result(a, spec, finished, exact=True)
 
 
-@pytest.mark.parametrize(
-    "distributed_optimizer", [pytest.param(False, marks=pytest.mark.slow), True], ids=["replicated", "distributed"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("distributed_optimizer", [False, True], ids=["replicated", "distributed"])
 async def test_a_task_that_begins_anew_has_the_initial_state(
     tmp_path: Path, spec_file: SpecFile, distributed_optimizer: bool
 ) -> None:

@@ -54,13 +54,14 @@ async def check_result(a: Agent, spec: Path, finished: Finished, *, checkpoints:
     assert largest_difference(finished.parameters_path, reference.parameters_path) <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "distributed_optimizer"),
     [
         ((2, 2, 1), (2, 1, 1), True),
-        pytest.param((2, 1, 1), (2, 2, 1), False, marks=pytest.mark.slow),
-        pytest.param((2, 1, 2), (4, 1, 2), True, marks=pytest.mark.slow),
-        pytest.param((4, 2, 1), (3, 1, 1), False, marks=pytest.mark.slow),
+        ((2, 1, 1), (2, 2, 1), False),
+        ((2, 1, 2), (4, 1, 2), True),
+        ((4, 2, 1), (3, 1, 1), False),
     ],
 )
 async def test_a_healthy_task_changes_its_layout(

@@ -156,7 +156,8 @@ async def begin(a: Agent, spec: Path, faults: Mapping[str, str]) -> None:
     await a.configure(dict.fromkeys(faults, "initial"))
 
 
-@pytest.mark.parametrize("place", [pytest.param(INSIDE, marks=pytest.mark.slow), BEHIND], ids=["inside", "behind"])
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [INSIDE, BEHIND], ids=["inside", "behind"])
 async def test_it_moves_to_processes_that_replace_lost_ones(
     place: Mapping[str, str], tmp_path: Path, spec_file: SpecFile
 ) -> None:

@@ -126,9 +126,10 @@ OLDER = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("event", "words"),
-    [OLDER[0], *(pytest.param(*older, marks=pytest.mark.slow) for older in OLDER[1:])],
+    OLDER,
 )
 def test_a_log_of_an_older_version_is_refused_by_name(tmp_path: Path, event: dict[str, Any], words: str) -> None:
     log = EventLog(newer_log(tmp_path, event), read_only=True)
