@@ -32,5 +32,10 @@ Time = Annotated[datetime, PlainSerializer(iso, return_type=str, when_used="json
 
 def flop(value: float) -> str:
     """Return FLOP with an SI prefix, three digits."""
+    return amount(value, "FLOP")
+
+
+def amount(value: float, unit: str) -> str:
+    """Return a value with its unit and an SI prefix, three digits."""
     scale, prefix = prefix_of(value)
-    return f"{value / scale:.3g} {prefix}FLOP"
+    return f"{value / scale:.3g} {prefix}{unit}"

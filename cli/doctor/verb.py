@@ -31,6 +31,9 @@ def doctor(
     bind: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="With --listen: where; port 0 is any free one.")
     ] = f"0.0.0.0:{PORT}",  # nosec B104 # the answers say versions and time, and only while the command runs
+    preflight: Annotated[
+        bool, typer.Option("--preflight", help="Measure what training does, for half a minute, and check nothing else.")
+    ] = False,
     state_bytes: Annotated[
         int | None, typer.Option(min=0, help="Model and optimizer state of this node's workers, for /dev/shm.")
     ] = None,
@@ -39,7 +42,8 @@ def doctor(
 ) -> None:
     """Check this machine before it joins as a node, and say what to do about each finding.
 
-    Takes the settings of the agent (UNICRON_*): with a credential, NATS is tried. Exit status 1 if a check failed.
+    Takes the settings of the agent (UNICRON_*): with a credential, NATS is tried. Exit status 1 if a check
+    failed, or a rate is slow.
     """
     from cli.doctor.checks import Verdict, findings
     from cli.doctor.measuring import measure
@@ -48,6 +52,11 @@ def doctor(
     settings = read_settings(run_dir=run_dir) if run_dir is not None else read_settings()
     if listen:
         asyncio.run(_listen(settings, bind))
+        return
+    if preflight:
+        from cli.doctor.preflight import preflight as measure_rates
+
+        measure_rates(settings, output)
         return
     facts = asyncio.run(measure(settings, peer or [], state_bytes))
     found = findings(facts)

@@ -1,0 +1,144 @@
+"""Measuring how fast this machine does what training does, by ``unicron.process.preflight`` in the Python of the ranks.
+
+The program and what it has started are killed together once ``LIMIT_S`` has passed; what it had measured by then stays.
+While processes of tasks are on the machine, nothing is measured: it would take their time, and they its rates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import re
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import psutil
+from pydantic import ValidationError
+
+from services.agent.machine import hardware
+from services.agent.machine.hardware import NO_DEVICES, NVML_ORDER, ORDER_VARIABLE, VISIBLE_VARIABLE, Devices
+from shared.events.measurements import Measurement, Rate
+
+PROGRAM = "unicron.process.preflight"
+
+FORK_SERVER = "unicron.forkserver"
+"""The module that a fork server runs; its children are processes of tasks, and some for a moment."""
+
+LIMIT_S = 30.0
+"""Time for all of it: torch is imported, four parts take a second or two each, and CUDA is opened twice."""
+
+PART_S = 12.0
+"""Time for one part. NCCL takes most of it to find its links."""
+
+BUSY_PERCENT = 10
+"""Utilisation of a device from which somebody uses it."""
+
+_LINES = 320
+"""Most lines of the program that are read."""
+
+
+def in_use() -> str:
+    """Return who uses this machine for training now, in words; empty: nobody does.
+
+    Processes of other containers are not seen; what they do on devices is.
+    """
+    if found := next(_forked(), None):
+        return f"process {found} belongs to a task or a self-test"
+    for entry, device, reading in hardware.readings(os.environ.get(VISIBLE_VARIABLE)):
+        if (reading.utilisation_percent or 0) >= BUSY_PERCENT:
+            return f"device {entry} ({device.name}) is {reading.utilisation_percent}% busy"
+    return ""
+
+
+def _forked() -> Iterator[int]:
+    """Yield the processes that fork servers have forked."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            parent = process.parent()
+            if parent is not None and FORK_SERVER in parent.cmdline():
+                yield process.pid
+
+
+async def measure(python: str, folder: Path, devices: Devices, *, limit_s: float = LIMIT_S) -> Measurement:
+    """Measure this machine.
+
+    Args:
+        python: the Python of the ranks, which has torch and the library.
+        folder: where a file is written and read: the node's own folder.
+        devices: of the node; none: its workers are processes without one.
+        limit_s: after which time it ends, in seconds.
+    """
+    device = next((name for name in devices.names if name), "") or _processor()
+    count = len(devices.entries) or len(os.sched_getaffinity(0))
+    if use := await asyncio.to_thread(in_use):
+        return Measurement(device=device, count=count, problems=[f"not measured: {use}"])
+    request = {"folder": str(folder), "devices": len(devices.entries), "part_s": PART_S}
+    shown = {VISIBLE_VARIABLE: ",".join(devices.entries)} if devices.entries else NO_DEVICES
+    order = {ORDER_VARIABLE: os.environ.get(ORDER_VARIABLE, NVML_ORDER)}
+    lines, problem = await _run([python, "-P", "-m", PROGRAM, json.dumps(request)], {**shown, **order}, limit_s)
+    rates, problems = _read(lines)
+    return Measurement(
+        device=device[:128], count=count, rates=rates, problems=[*problems, *([problem] * bool(problem))]
+    )
+
+
+async def _run(command: list[str], env: dict[str, str], limit_s: float) -> tuple[list[str], str]:
+    """Run the program; return the lines of its output, and what went wrong."""
+    problem = ""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                env={**os.environ, **env},
+                start_new_session=True,
+            )
+        except OSError as err:
+            return [], f"{command[0]} cannot be run ({err.strerror or err})"
+        try:
+            async with asyncio.timeout(limit_s):
+                code = await process.wait()
+            if code:
+                last = _text(errors).strip().rpartition("\n")[2]
+                problem = f"{command[0]} -m {PROGRAM} ended with {code}: {last}"[:300]
+        except TimeoutError:
+            problem = f"not done within {limit_s:g} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        return _text(output).splitlines()[:_LINES], problem
+
+
+def _text(file: BinaryIO) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def _read(lines: list[str]) -> tuple[list[Rate], list[str]]:
+    """Return the rates and the problems that the program has printed. Libraries print lines as well."""
+    rates, problems = [], []
+    for line in lines:
+        with contextlib.suppress(ValueError, ValidationError, TypeError):
+            found = json.loads(line)
+            if "problem" in found:
+                problems.append(str(found["problem"])[:300])
+            else:
+                rates.append(Rate(**found))
+    return rates[:256], problems[:60]
+
+
+def _processor() -> str:
+    """Return the name of the processor, or at least its kind."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return found[1].strip()
+    return platform.machine()
