@@ -11,7 +11,7 @@ from cli.output import print_json
 
 app = typer.Typer(add_completion=False)
 
-TEST_TIMEOUT_S = 100.0
+TEST_TIMEOUT_S = 170.0
 """Time for the self-test, which takes seconds: twice the longest time that the api waits for one agent, and its own."""
 
 

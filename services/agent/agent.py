@@ -19,6 +19,7 @@ from pathlib import Path
 from services.agent.background import Background, every
 from services.agent.cluster.departure import Leaving
 from services.agent.cluster.heartbeats import Heartbeats
+from services.agent.cluster.preflight import Preflight
 from services.agent.cluster.probe import ProbeServer
 from services.agent.cluster.self_test import SelfTests
 from services.agent.cluster.signals import SignalQueue
@@ -88,7 +89,9 @@ class Agent:
         counters = bus.dropped.counters
         self.incarnation = incarnation
         self._clock = PROCESS_CLOCK
-        self._left = left = inherited.record.read() or NodeRecord()
+        record = inherited.record.read()
+        self._succeeds = record is not None
+        self._left = left = record or NodeRecord()
         self.node = Node.restored(
             settings.node,
             incarnation,
@@ -110,6 +113,8 @@ class Agent:
         self._commands = Commands(self.node, self._changes, self, self._note_state, left.replies)
         self._users = users = RankUsers(settings.rank_uids)
         self._interpreters = Interpreters(settings.rank_interpreters, separate_users=users.separate)
+        supervisor, python = inherited.supervisor, self._interpreters.default
+        self._preflight = Preflight(settings, bus, incarnation, supervisor, found, python)
         self._files = TaskFiles(settings.run_dir, settings.node, users)
         self._output_limits = OutputLimits(settings, counters)
         self._oom_kills = OomKills(self._clock, own_counter())
@@ -139,7 +144,12 @@ class Agent:
         self._stores = Stores(address.store_host, address.store_ip, self._files, users, self._fork_servers.current)
         folders = [settings.run_dir.resolve() / "nodes" / settings.node, settings.memory_dir]
         self._self_tests = SelfTests(
-            self.node, address.store_ip, folders, self._fork_servers.current, self.devices.problem
+            self.node,
+            address.store_ip,
+            folders,
+            self._fork_servers.current,
+            self.devices.problem,
+            self._preflight.check,
         )
         self._stacks = stacks.Stacks(self.node, self._files.stacks, self.send, self._kill)
         self._storage = StorageReturns()
@@ -148,6 +158,11 @@ class Agent:
         self._successor = False
 
     # ---- life
+
+    async def measure(self) -> None:
+        """Do the preflight, before ``start``; not in place of an agent whose ranks may train meanwhile."""
+        if not self._succeeds:
+            await self._preflight.before_joining()
 
     async def start(self) -> None:
         """Start all parts. The first heartbeat, which announces the node, comes once ranks can be forked."""

@@ -64,6 +64,7 @@ async def serve(inherited: Inheritance, hand_over: HandOver, context: Context) -
     await admission.obtain()
     agent = Agent(settings, bus, found, workers, incarnation, inherited)
     agent.metrics.register(context.registry)
+    await agent.measure()
     in_use = False
     try:
         await agent.start()

@@ -247,14 +247,16 @@ def _node_state(view: NodeView, seen: Reachability) -> tuple[models.ShownNodeSta
     is isolated stays so: none of its ranks is waited for.
     """
     found = seen.unreachable.get(view.name)
+    slow = f"its preflight was refused: {view.preflight}" if view.preflight else ""
+    reason = "; ".join(part for part in (view.reason, slow) if part)
     if found is None or view.state in AWAY:
-        return view.state, view.reason
+        return view.state, reason
     silent = f"no heartbeat arrives since {found.since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     if view.state not in AGENT_LIVES:
-        return view.state, f"{view.reason}; {silent}"
+        return view.state, f"{reason}; {silent}"
     silent += "; its ranks are kept"
     if view.state is not NodeState.READY:
-        silent = f"{view.state.value}{f' ({view.reason})' if view.reason else ''}; {silent}"
+        silent = f"{view.state.value}{f' ({reason})' if reason else ''}; {silent}"
     if seen.cut_off_since is not None:
         return UNREACHABLE, f"{silent}: the control plane is cut off from all nodes"
     if found.reached_by:

@@ -34,7 +34,7 @@ class AgentRequests:
     async def self_test(self, question: SelfTestQuestion) -> SelfTestResult | None:
         """Return what an agent's self-test found; None if it does not answer."""
         try:
-            return await run_self_test(self._bus, question.node, question.peers, empty=True)
+            return await run_self_test(self._bus, question.node, question.peers, empty=True, preflight=True)
         except Unavailable as err:
             logger.warning("%s", err.detail)
             return None

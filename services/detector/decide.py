@@ -11,7 +11,15 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
-from services.detector.decisions import admission, devices, incidents, online_statistics, returns, status_events
+from services.detector.decisions import (
+    admission,
+    devices,
+    incidents,
+    online_statistics,
+    preflights,
+    returns,
+    status_events,
+)
 from services.detector.decisions.admission import Patience
 from services.detector.decisions.decision import Decision, DetectorLimits, Effect, Revoke
 from services.detector.decisions.inputs import Echo, Greeting, Input, NodeTested, Probed, StacksGiven, Tick
@@ -25,6 +33,7 @@ from services.detector.state.node import MonitoredNode
 from services.detector.state.task import MonitoredTask
 from shared.events.union import Event
 from shared.messages.admission import Answer, Departure, DepartureAnswer
+from shared.messages.preflight import PreflightAnswer, PreflightReport
 from shared.messages.probes import Outcome
 from shared.messages.signals import RECONNECT_GRACE_S, DeviceFailed, Heartbeat, ProcessExited, RankRaised, Signal
 from shared.messages.stacks import StacksReply
@@ -67,6 +76,8 @@ def decide(
             _greeting(decision, item)
         case Departure():
             decision.others.append(_departure(decision, item))
+        case PreflightReport():
+            decision.others.append(_preflight(decision, item))
         case Probed():
             _probed(decision, item)
         case StacksGiven(question=question, reply=StacksReply() as reply):
@@ -139,6 +150,18 @@ def _greeting(decision: Decision, greeting: Greeting) -> None:
     decision.others.append(answer)
 
 
+def _preflight(decision: Decision, report: PreflightReport) -> PreflightAnswer:
+    """Take what a node has measured; return the answer, for when the decision is in the log.
+
+    An agent that measures before it joins was admitted, so the one that the node had before is gone.
+    """
+    node = decision.state.nodes.get(report.node)
+    if node is not None and node.present and report.incarnation not in {node.incarnation, *node.past}:
+        if not admission.is_successor(node, report.supervisor):
+            decision.add(_lost(decision, node, "a new incarnation of the agent"))
+    return preflights.take(decision, report)
+
+
 def _departure(decision: Decision, departure: Departure) -> DepartureAnswer:
     """Take an agent's announcement that it leaves; return the answer, for when the decision is in the log.
 
@@ -147,6 +170,7 @@ def _departure(decision: Decision, departure: Departure) -> DepartureAnswer:
     state, now = decision.state, decision.now
     node = state.nodes.get(departure.node)
     if node is None or not node.present or node.incarnation != departure.incarnation:
+        preflights.left(decision, departure)
         return DepartureAnswer(verdict="left")
     if departure.drain_s > 0.0 and not node.drained:
         if node.draining is None:
@@ -268,6 +292,8 @@ def _enter(decision: Decision, node: MonitoredNode | None, heartbeat: Heartbeat)
     elif node is not None and node.present:
         decision.add(_lost(decision, node, "a new incarnation of the agent"))
     if not isolation.may_return(state, heartbeat.node, new_agent=not successor):
+        return False
+    if not preflights.may_join(decision, heartbeat):
         return False
     return _join(decision, heartbeat, heartbeat.incarnation)
 

@@ -19,6 +19,7 @@ from services.detector.state.back_off import reached_step
 from services.detector.state.cluster import DetectorState
 from services.detector.state.known_errors import KnownError
 from services.detector.state.node import MonitoredNode
+from services.detector.state.preflights import Preflight
 from services.detector.state.task import MonitoredTask
 from services.detector.state.unlogged import Condemnation, Isolation
 from shared.events import union as events
@@ -142,9 +143,20 @@ def _node_returned(state: DetectorState, event: events.NodeReturned) -> None:
         state.condemned.pop(event.node, None)
     elif isolated is not None and isolated.until_returned:
         del state.isolated[event.node]  # the node has another agent by now, which joins
+    preflight = state.preflights.get(event.node)
+    if preflight is not None and preflight.refuses and preflight.event.incarnation == event.incarnation:
+        preflight.overruled = True
     if event.actor != SERVICE:
         state.causes.forget_node(event.node)
         state.reports.overrule(event.node)
+
+
+def _measured(state: DetectorState, event: events.NodeMeasured) -> None:
+    """Note what a node's preflight has come to. An operator's word stands until the node is found fast enough."""
+    known = state.preflights.get(event.node)
+    same = known is not None and known.is_of(event.incarnation, event.supervisor)
+    overruled = known is not None and known.overruled and same and event.verdict != "accepted"
+    state.preflights[event.node] = Preflight(event, overruled)
 
 
 def _submitted(state: DetectorState, event: events.TaskSubmitted) -> None:
@@ -403,6 +415,7 @@ _FOLDS: dict[type[EventBase], Callable[[DetectorState, Any], None]] = {
     events.NodeDraining: _node_draining,
     events.NodeDrained: _node_drained,
     events.NodeReturned: _node_returned,
+    events.NodeMeasured: _measured,
     events.NodeReported: lambda state, event: state.reports.note(event),
     events.NodeReportHeld: lambda state, event: state.reports.hold(event),
     events.TaskSubmitted: _submitted,

@@ -49,6 +49,7 @@ from shared.messages.admission import (
     Revocation,
 )
 from shared.messages.limits_in_force import LIMITS, LimitsReply, LimitsRequest
+from shared.messages.preflight import PREFLIGHT, PreflightAnswer, PreflightReport
 from shared.messages.reachability import ECHO, PUBLISHED_EVERY_S, REACHABILITY, Reachability
 from shared.messages.signals import HEARTBEATS, SIGNALS, Signal, received
 from shared.model import Clock
@@ -129,6 +130,9 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
         await self._bus.serve(
             DEPARTURES, self._departure, refuse=lambda err: DepartureAnswer(verdict="refused", detail=err.detail)
         )
+        await self._bus.serve(
+            PREFLIGHT, self._preflight, refuse=lambda err: PreflightAnswer(verdict="reported", reason=err.detail)
+        )
         await self._bus.serve(LIMITS, self._limits_in_force, refuse=lambda _: LimitsReply(nodes=[]))
         self.spawn(self._keep_echoing(), "echo")
         self.spawn(self._keep_judging(), "ticks")
@@ -191,6 +195,10 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
     async def _departure(self, departure: Departure) -> DepartureAnswer:
         await self.has_folded_log()
         return next(each for each in await self.feed(departure) if isinstance(each, DepartureAnswer))
+
+    async def _preflight(self, report: PreflightReport) -> PreflightAnswer:
+        await self.has_folded_log()
+        return next(each for each in await self.feed(report) if isinstance(each, PreflightAnswer))
 
     async def _limits_in_force(self, request: LimitsRequest) -> LimitsReply:
         """Answer which limits are in force."""

@@ -20,12 +20,16 @@ Quantity = Literal[
 ]
 """What is measured (``unicron.process.preflight``). ``all-reduce``: its bus bandwidth, among devices or processes."""
 
+Verdict = Literal["accepted", "refused", "reported"]
+"""What is decided on a measurement. ``reported``: there is nothing to compare it with, or it is not to count."""
+
 FLOP_QUANTITIES = ("matrix products", "processor matrix products")
 """Quantities in FLOP/s; all others are in bytes/s."""
 
-DeviceName = Annotated[str, Field(max_length=128)]
+DeviceName = Annotated[str, Field(max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
-Line = Annotated[str, Field(max_length=500)]
+Line = Annotated[str, Field(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")]
+"""What a node says in words, which people read on terminals."""
 
 
 class Rate(Model):

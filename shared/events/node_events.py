@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from shared.events.base import NodeEvent
+from shared.events.measurements import Measurement, Verdict
 from shared.model import Model
 
 
@@ -165,6 +166,27 @@ class NodeReportHeld(NodeEvent):
     report: str
     why: Literal["budget", "minimum"]
     reason: str
+
+
+class NodeMeasured(NodeEvent):
+    """A preflight has measured the node, before it joins or is used again, and the detector has judged it.
+
+    ``incarnation``, ``agent_pid``, ``supervisor``, ``domain``, ``workers``, ``hardware``: as ``node.joined`` has them;
+    a node that is refused does not join. ``measurement``: what was measured, with the bounds. ``verdict``: of the
+    detector. ``reason``: the rates that are slow, or why nothing follows from them.
+    """
+
+    type: Literal["node.measured"] = "node.measured"
+    schema_version: Literal[1] = 1
+    incarnation: str
+    agent_pid: int
+    supervisor: str = ""
+    domain: str
+    workers: list[str]
+    hardware: str = "cpu"
+    measurement: Measurement
+    verdict: Verdict
+    reason: str = ""
 
 
 class NodeLeft(NodeEvent):

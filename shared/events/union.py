@@ -27,6 +27,7 @@ from shared.events.node_events import NodeDrained as NodeDrained
 from shared.events.node_events import NodeDraining as NodeDraining
 from shared.events.node_events import NodeJoined as NodeJoined
 from shared.events.node_events import NodeLeft as NodeLeft
+from shared.events.node_events import NodeMeasured as NodeMeasured
 from shared.events.node_events import NodeReported as NodeReported
 from shared.events.node_events import NodeReportHeld as NodeReportHeld
 from shared.events.node_events import NodeReturned as NodeReturned
@@ -342,6 +343,7 @@ Event = Annotated[
     | NodeReturned
     | NodeReported
     | NodeReportHeld
+    | NodeMeasured
     | NodeLeft
     | WorkerSlowed
     | AnomalyObserved

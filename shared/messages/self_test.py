@@ -42,9 +42,11 @@ class SelfTest(Message):
     ``empty``: no process of a task may be there, since the node is isolated. ``checks``: names of the checks to do;
     empty: all. ``peers``: healthy nodes of its kind, to which the bandwidth is measured. ``least_bytes_per_s``: its
     bound.
+    ``preflight``: whether a node with that setting is to be measured as well.
     """
 
     empty: bool = False
+    preflight: bool = False
     checks: list[str] = Field(default_factory=list)
     peers: dict[Name, ProbeTarget] = Field(default_factory=dict)
     least_bytes_per_s: Annotated[float, Field(ge=0, le=1e15)] = BANDWIDTH_FLOOR_BYTES_PER_S
@@ -62,13 +64,15 @@ class SelfTestResult(Message):
 
 
 SELF_TEST = Endpoint(
-    "unicron.self-test.*", SelfTest, SelfTestResult, by=("detector", "api"), to=("node",), timeout_s=45.0
+    "unicron.self-test.*", SelfTest, SelfTestResult, by=("detector", "api"), to=("node",), timeout_s=80.0
 )
 """A test takes two seconds; on a busy machine whose fork server has not imported torch yet, ten times that. A machine
-that takes longer should not be used."""
+that takes longer should not be used. A preflight takes half a minute more at most."""
 
 
-async def run_self_test(bus: Bus, node: str, peers: Mapping[str, ProbeTarget], *, empty: bool) -> SelfTestResult:
+async def run_self_test(
+    bus: Bus, node: str, peers: Mapping[str, ProbeTarget], *, empty: bool, preflight: bool = False
+) -> SelfTestResult:
     """Have a node's agent test itself, and return what it found.
 
     Args:
@@ -76,6 +80,7 @@ async def run_self_test(bus: Bus, node: str, peers: Mapping[str, ProbeTarget], *
         node: its name.
         peers: healthy nodes of its kind; the first ``PEERS`` by name take part.
         empty: whether no process of a task may be there.
+        preflight: whether the node is measured, if its operator wants that.
 
     Raises:
         Unavailable: the agent does not answer, or not readably.
@@ -91,7 +96,7 @@ async def run_self_test(bus: Bus, node: str, peers: Mapping[str, ProbeTarget], *
             among = SelfTestResult(incarnation="unknown")
         rates = [check.value for check in among.checks if check.name == BANDWIDTH and check.value]
         least = PEER_FRACTION * rates[0] if rates else least
-    return await _ask(bus, node, SelfTest(empty=empty, peers=chosen, least_bytes_per_s=least))
+    return await _ask(bus, node, SelfTest(empty=empty, preflight=preflight, peers=chosen, least_bytes_per_s=least))
 
 
 async def _ask(bus: Bus, node: str, request: SelfTest) -> SelfTestResult:

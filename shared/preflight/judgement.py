@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from shared.events.measurements import Measurement, Quantity, Rate
+from shared.events.measurements import Measurement, Quantity, Rate, Verdict
 from shared.preflight.published import published
 from shared.text import amount
 
@@ -31,9 +31,6 @@ FAST_ENOUGH = 0.7
 """The part for all other quantities. Equal devices differ by 8% and at most 22% (Sinha et al., "Not All GPUs Are
 Created Equal", SC22), so no whole device is below. Of a synchronous step all ranks wait for the slowest one: at 0.7 of
 the rate of its peers it makes theirs last 1.4 times as long."""
-
-Verdict = Literal["accepted", "refused", "reported"]
-"""``reported``: there is nothing to compare the node with, or its rates must not count."""
 
 
 class Judgement(NamedTuple):

@@ -70,6 +70,8 @@ def _evolve(views: Views, recorded: Recorded) -> None:
             nodes.drained(views, event)
         case events.NodeReturned():
             nodes.returned(views, event)
+        case events.NodeMeasured():
+            nodes.measured(views, recorded, event)
         case events.NodeReported():
             nodes.reported(views, event)
         case events.NodeReportHeld():

@@ -15,6 +15,7 @@ from shared.events.union import (
     NodeDraining,
     NodeJoined,
     NodeLeft,
+    NodeMeasured,
     NodeReported,
     NodeReportHeld,
     NodeReturned,
@@ -31,7 +32,7 @@ AWAY = frozenset({NodeState.LOST, NodeState.LEFT})
 """States of nodes without an agent."""
 
 
-def joined(views: Views, recorded: Recorded, event: NodeJoined) -> None:
+def joined(views: Views, recorded: Recorded, event: NodeJoined | NodeMeasured) -> None:
     """Add a node, or set one that joins again to ready or cordoned; it keeps its place in the list."""
     known = views.nodes.get(event.node)
     cordoned = known is not None and known.cordoned
@@ -51,6 +52,20 @@ def joined(views: Views, recorded: Recorded, event: NodeJoined) -> None:
         allocated_since=known.allocated_since if known else None,
         allocated_worker_s=known.allocated_worker_s if known else 0.0,
     )
+
+
+def measured(views: Views, recorded: Recorded, event: NodeMeasured) -> None:
+    """Note what a preflight has come to. A node that it keeps from joining is shown as isolated, with its new agent."""
+    known = views.nodes.get(event.node)
+    slow = event.reason if event.verdict == "refused" else ""
+    shown: dict[str, Any] = {}
+    if slow and known is None:
+        joined(views, recorded, event)
+    if slow and (known is None or known.state in AWAY or (known.state is NodeState.ISOLATED and known.preflight)):
+        shown = {"state": NodeState.ISOLATED, "reason": ""}
+        shown |= {"incarnation": event.incarnation, "agent_pid": event.agent_pid}
+    if event.node in views.nodes:
+        _change(views, event.node, preflight=slow, **shown)
 
 
 def adopted(views: Views, event: NodeAdopted) -> None:
@@ -99,7 +114,7 @@ def returned(views: Views, event: NodeReturned) -> None:
     node = views.nodes.get(event.node)
     if node is not None and node.incarnation == event.incarnation:
         shown = {} if node.state in AWAY else {"state": NodeState.READY, "reason": ""}
-        _change(views, event.node, cordoned=False, kept_out=False, **shown)
+        _change(views, event.node, cordoned=False, kept_out=False, preflight="", **shown)
     if node is not None and event.actor != "detector":
         overruled = [one.model_copy(update={"answer": "overruled", "held": ""}) for one in node.reports]
         _change(views, event.node, reports=overruled)

@@ -198,6 +198,9 @@ class Settings(BaseSettings, EscalationLimits):
     allow_shipped_code: bool = False
     """Whether tasks run here whose code comes along (``unicron run --ship``): then whoever may submit runs any code as
     the ranks' user, also where ``input_dirs`` of the api names which scripts there are. The agent reads it."""
+    preflight: bool = False
+    """Whether this node is measured before it joins, and before it is used again (docs/deploy.md): that takes half a
+    minute at most. The agent reads it."""
     server: str = DEFAULT_SERVER
     """Address of the API for the CLI, and in the links of notices."""
     notices_file: Path | None = None

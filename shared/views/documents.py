@@ -332,7 +332,8 @@ class NodeView(Model):
     ``version``: that of its stream, for expected-version appends. ``cordoned``: a user wants no new work on it,
     whatever its state; that holds over incarnations. ``hardware``: the kind of its workers. ``kept_out``: whether only
     an operator returns it, whatever its agent does: it is a lemon, its link has broken too often, or a monitor has
-    reported an error. ``reports``: of monitors from outside, with those that have expired since the newest one came.
+    reported an error. ``preflight``: what its newest preflight has found slow, until somebody returns the node; empty:
+    nothing. ``reports``: of monitors from outside, with those that have expired since the newest one came.
     ``span``: key of the span that lasts (``SpanView``); empty while the node is not allocated.
     ``allocated_worker_s``: worker-seconds up to ``allocated_since``, from which its workers are allocated; None while
     they are not. ``slow``: its slow workers.
@@ -345,6 +346,7 @@ class NodeView(Model):
     cordoned: bool = False
     kept_out: bool = False
     reason: str = ""
+    preflight: str = ""
     reports: list[NodeReport] = Field(default_factory=list)
     incarnation: str
     agent_pid: int

@@ -18,6 +18,7 @@ from shared.events.union import (
     NodeDraining,
     NodeJoined,
     NodeLeft,
+    NodeMeasured,
     NodeReturned,
     Recorded,
 )
@@ -33,6 +34,7 @@ class _Account:
     away: bool = False
     agent_ended: bool = False
     draining: bool = False
+    refused: bool = False
     since: datetime | None = None
     times: dict[str, list[tuple[datetime, datetime]]] = field(default_factory=dict)
 
@@ -45,7 +47,16 @@ class _Account:
 
 def _apply(account: _Account, event: object) -> None:
     match event:
+        case NodeMeasured() if event.verdict == "refused":
+            if not account.incarnation:
+                account.workers = tuple(event.workers)
+            if not account.incarnation or account.agent_ended or (account.away and account.refused):
+                account.incarnation, account.away, account.agent_ended = event.incarnation, True, False
+            account.refused = True
+        case NodeMeasured():
+            account.refused = False
         case NodeJoined():
+            account.refused = False
             account.incarnation, account.workers = event.incarnation, tuple(event.workers)
             account.allocated, account.away, account.agent_ended, account.draining = True, False, False, False
         case NodeAdopted() if event.predecessor == account.incarnation:
@@ -57,7 +68,9 @@ def _apply(account: _Account, event: object) -> None:
         case NodeDrained() if account.draining:
             account.allocated, account.draining = False, False
         case NodeReturned() if event.incarnation == account.incarnation and not account.agent_ended:
-            account.allocated, account.away, account.draining = True, False, False
+            account.allocated, account.away, account.draining, account.refused = True, False, False, False
+        case NodeReturned() if event.incarnation == account.incarnation:
+            account.refused = False
         case ErrorDetected() if event.severity is Severity.SEV1:
             account.away, account.draining = True, False
             account.agent_ended = event.kind is ErrorKind.NODE_LOST and event.escalates is None
@@ -78,10 +91,12 @@ def allocated_times(records: Iterable[Recorded], until: datetime) -> Iterator[tu
             | NodeDrained
             | NodeReturned
             | ErrorDetected
-            | NodeCordoned,
+            | NodeCordoned
+            | NodeMeasured,
         ):
             continue
-        if node is None or (node not in accounts and not isinstance(event, NodeJoined)):
+        begins = isinstance(event, NodeJoined) or (isinstance(event, NodeMeasured) and event.verdict == "refused")
+        if node is None or (node not in accounts and not begins):
             continue
         account = accounts.setdefault(node, _Account())
         account.settle(record.recorded_at)

@@ -14,6 +14,7 @@ from services.api.live import LiveState
 from services.api.present import task as show
 from services.planner.decide import DECIDER
 from shared.costs.report import NO_COST
+from shared.events.measurements import Measurement
 from shared.events.plans import Response, TaskChange, Trigger
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import (
@@ -27,6 +28,7 @@ from shared.events.union import (
     NodeDraining,
     NodeJoined,
     NodeLeft,
+    NodeMeasured,
     NodeReported,
     NodeReportHeld,
     NodeReturned,
@@ -124,6 +126,9 @@ events: st.SearchStrategy[Event] = st.one_of(
               severity=st.sampled_from(["warning", "error"]), reason=st.just("r"), expires_at=times, **base),
     st.builds(NodeReportHeld, node=st.just("n0"), report=st.sampled_from(["token/a/a", "token/a/b"]),
               why=st.just("budget"), reason=st.just("r"), **base),
+    st.builds(NodeMeasured, node=st.just("n0"), incarnation=st.sampled_from(["x", "y"]), agent_pid=st.just(1),
+              domain=st.just("d"), workers=workers, measurement=st.just(Measurement(device="a", count=1)),
+              verdict=st.sampled_from(["accepted", "refused", "reported"]), reason=st.just("r"), **base),
     st.builds(NodeLeft, node=st.just("n0"), incarnation=st.just("x"), reason=st.just("r"), **base),
     st.builds(ErrorDetected, incident=st.sampled_from(["i0", "i1"]), kind=st.sampled_from(ErrorKind),
               severity=st.sampled_from(Severity), method=st.sampled_from(Method), detected_at=times,

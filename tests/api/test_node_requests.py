@@ -11,6 +11,7 @@ from cli.incidents.incident_show import print_observations
 from services.api import gateway
 from shared.bus.connection import Bus
 from shared.errors import Conflict, NotFound, Unavailable
+from shared.events.measurements import Measurement
 from shared.events.node_events import CheckResult
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import (
@@ -22,6 +23,7 @@ from shared.events.union import (
     NodeDraining,
     NodeJoined,
     NodeLeft,
+    NodeMeasured,
     NodeReturned,
     Observation,
 )
@@ -119,7 +121,7 @@ async def test_a_node_is_drained(api: Server, bus: Bus) -> None:
     assert [n["name"] for n in (await api.http.get("/v1/nodes?state=drained")).json()["items"]] == ["n0"]
     tested = await agent(bus)
     assert (await ask(api, "return"))["state"] == "ready"
-    assert tested.asked == [SelfTest(empty=False)]
+    assert tested.asked == [SelfTest(empty=False, preflight=True)]
 
 
 async def test_the_time_of_a_drain_is_the_setting(api: Server) -> None:
@@ -144,9 +146,60 @@ async def test_an_isolated_node_is_returned_once_it_has_passed_its_self_test(api
     await isolate(api)
     tested = await agent(bus)
     assert (await ask(api, "return"))["state"] == "ready"
-    assert tested.asked == [SelfTest(empty=True)]
+    assert tested.asked == [SelfTest(empty=True, preflight=True)]
     assert (await ask(api, "return"))["state"] == "ready"
     assert len(await requests(api)) == 1
+
+
+async def measure(api: Server, verdict: str, incarnation: str = INCARNATION) -> None:
+    about = {"incarnation": incarnation, "agent_pid": 1, "domain": "d", "workers": ["n0/0"]}
+    found = {"measurement": Measurement(device="a", count=2), "verdict": verdict, "reason": "disk read: 1 MB/s"}
+    await api.projected((await api.append(NodeMeasured, node="n0", **about, **found)).position)
+
+
+async def test_a_node_that_its_preflight_keeps_from_joining_is_shown_and_an_operator_may_use_it(
+    api: Server, bus: Bus
+) -> None:
+    await measure(api, "accepted")
+    assert (await api.http.get("/v1/nodes/n0")).status_code == 404
+    await measure(api, "refused")
+    node = (await api.http.get("/v1/nodes/n0")).json()
+    assert (node["state"], node["reason"]) == ("isolated", "its preflight was refused: disk read: 1 MB/s")
+    assert [worker["worker"] for worker in node["workers"]] == ["n0/0"]
+    tested = await agent(bus)
+    assert (await ask(api, "return"))["state"] == "ready"
+    assert tested.asked == [SelfTest(empty=True)]  # it is not measured again
+    (event,) = await requests(api)
+    assert (event.type, getattr(event, "incarnation", "")) == ("node.returned", INCARNATION)
+    await join(api)
+    node = (await api.http.get("/v1/nodes/n0")).json()
+    assert (node["state"], node["reason"]) == ("ready", "")
+
+
+async def test_a_lost_node_whose_next_agent_is_refused_is_isolated_and_can_be_returned(api: Server, bus: Bus) -> None:
+    await join(api)
+    await isolate(api, ErrorKind.NODE_LOST)
+    await measure(api, "refused", "second")
+    node = (await api.http.get("/v1/nodes/n0")).json()
+    assert (node["state"], node["reason"]) == ("isolated", "its preflight was refused: disk read: 1 MB/s")
+    await measure(api, "refused", "third")  # as of an agent that its supervisor has started again
+    await agent(bus, incarnation="third")
+    assert (await ask(api, "return"))["incarnation"] == "third"
+
+
+async def test_an_isolated_node_that_is_slow_stays_so_and_the_second_return_uses_it(api: Server, bus: Bus) -> None:
+    await join(api)
+    await isolate(api)
+    reason = (await api.http.get("/v1/nodes/n0")).json()["reason"]
+    tested = await agent(bus, problem="preflight: disk read: 1 MB/s")
+    await measure(api, "refused")  # as the detector has judged meanwhile
+    shown = (await api.http.get("/v1/nodes/n0")).json()
+    assert shown["reason"] == f"{reason}; its preflight was refused: disk read: 1 MB/s"
+    await refused(api, "return")
+    await measure(api, "accepted")
+    assert (await api.http.get("/v1/nodes/n0")).json()["reason"] == reason
+    await refused(api, "return")
+    assert [request.preflight for request in tested.asked] == [False, True]
 
 
 async def test_a_failed_self_test_is_answered_with_its_reason(api: Server, bus: Bus) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from shared.bus.endpoints import Codec
 from shared.bus.identities import SERVICES
+from shared.events.measurements import Measurement, Rate
 from shared.messages.admission import (
     AGENT_RESTART,
     ALIVE,
@@ -39,6 +40,7 @@ from shared.messages.node_files import (
     ReadOutput,
     ReadResult,
 )
+from shared.messages.preflight import PREFLIGHT, PreflightAnswer, PreflightReport
 from shared.messages.probes import PROBE, ProbeReply, ProbeRequest, ProbeTarget
 from shared.messages.reachability import REACHABILITY, Reachability, Unreachable
 from shared.messages.self_test import SELF_TEST
@@ -89,6 +91,17 @@ REACHABILITIES: list[Model] = [
     Reachability(unreachable={"n1": Unreachable(since=NOW, reached_by=["@detector"])}, cut_off_since=NOW)
 ]
 
+PREFLIGHTS: list[Model] = [
+    PreflightReport(
+        node="n0",
+        incarnation=INCARNATION,
+        report="r",
+        agent_pid=7,
+        workers=["n0/0"],
+        measurement=Measurement(device="a", count=2, rates=[Rate(quantity="disk read", value=1e9)], problems=["late"]),
+    )
+]
+
 LIMITS_REQUESTS: list[Model] = [LimitsRequest(nodes=["n1"])]
 
 LIMITS_REPLIES: list[Model] = [
@@ -122,6 +135,8 @@ KINDS: list[tuple[Codec[Any], Sequence[Model]]] = [
     (DEPARTURES.reply, LEFT_SAMPLES),
     (LIMITS.request, LIMITS_REQUESTS),
     (LIMITS.reply, LIMITS_REPLIES),
+    (PREFLIGHT.request, PREFLIGHTS),
+    (PREFLIGHT.reply, [PreflightAnswer(verdict="refused", reason="host memory: 1 GB/s")]),
     (SELF_TEST.request, TEST_SAMPLES),
     (SELF_TEST.reply, TESTED_SAMPLES),
     (HELLO.request, HELLOS),
@@ -178,6 +193,7 @@ def service_targets(node: str) -> list[Target]:
     return [
         Target(SIGNALS.at(node), SIGNALS.request, SIGNAL_SAMPLES),
         Target(HELLO.at(node), HELLO.request, HELLOS),
+        Target(PREFLIGHT.at(node), PREFLIGHT.request, PREFLIGHTS),
         Target(DEPARTURES.at(node), DEPARTURES.request, LEAVING_SAMPLES),
         Target(TIME.subject, TIME.reply, TIMES),
         *(Target(HEALTH.at(name), HEALTH.reply, HEALTHS) for name in SERVICES),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import uuid
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 
 from services.planner.decide import DECIDER
 from shared.events.codes import FailureCode
+from shared.events.measurements import Measurement, Quantity, Rate, Verdict
 from shared.events.plans import Problem, Response, Solution, TaskProblem, Term, Trigger
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import (
@@ -26,6 +27,7 @@ from shared.events.union import (
     NodeDraining,
     NodeJoined,
     NodeLeft,
+    NodeMeasured,
     NodeReported,
     NodeReportHeld,
     NodeReturned,
@@ -296,6 +298,36 @@ events: st.SearchStrategy[Event] = st.one_of(
         evidence=st.dictionaries(_text, _json, max_size=3),
         expires_at=_times,
         deadline_at=st.none() | _times,
+    ),
+    st.builds(
+        NodeMeasured,
+        event_id=_ids,
+        occurred_at=_times,
+        node=_names,
+        incarnation=_text,
+        agent_pid=st.integers(1, 10**6),
+        supervisor=_text,
+        domain=_text,
+        workers=st.lists(_names, max_size=3),
+        measurement=st.builds(
+            Measurement,
+            device=_names,
+            count=st.integers(0, 64),
+            rates=st.lists(
+                st.builds(
+                    Rate,
+                    quantity=st.sampled_from(get_args(Quantity)),
+                    device=st.none() | st.integers(0, 15),
+                    value=st.floats(0, 1e18),
+                    bound=st.none() | st.floats(0, 1e18),
+                    basis=_text,
+                ),
+                max_size=3,
+            ),
+            problems=st.lists(_names, max_size=2),
+        ),
+        verdict=st.sampled_from(get_args(Verdict)),
+        reason=_text,
     ),
     st.builds(
         NodeReportHeld,

@@ -93,6 +93,7 @@ NOT_TO_PUBLISH = [
     SIGNALS.at("n1"),
     "unicron.hello.n1",
     "unicron.departures.n1",
+    "unicron.preflight.n1",
     COMMANDS.at("n1"),
     COMMANDS.at("n0"),
     "unicron.leftovers.n1",

@@ -7,6 +7,7 @@ It is a list of named checks (``SelfTests.checks``), done in their order; the fi
     fork server   starts a process, which is reached at the node's address
     compute       a product is what it must be, bit by bit, on the processor and on each device
     memory        patterns are read back as they were written, in part of the host's and each device's memory
+    preflight     how fast the node does what training does, where its operator wants that (``cluster/preflight.py``)
     bandwidth     of the links to some healthy nodes of its kind, against that of those among themselves
 
 The load is small where tasks train on the node: one process of the lowest priority for about a second, and 16 MiB of
@@ -66,6 +67,7 @@ class SelfTests:
         folders: where ranks write; each must take a file.
         server: returns the fork server, once one runs.
         devices: returns which device cannot be used; empty: all can.
+        preflight: the check of how fast the node is.
 
     Attributes:
         checks: name -> check, in the order in which they are done. More checks may be added.
@@ -78,6 +80,7 @@ class SelfTests:
         folders: list[Path],
         server: Callable[[], Awaitable[ForkServer]],
         devices: Callable[[], Awaitable[str]],
+        preflight: Check,
     ) -> None:
         self._devices = devices
         self._node, self._ip, self._folders, self._server = node, ip, folders, server
@@ -87,6 +90,7 @@ class SelfTests:
             "folders": self._writes,
             "fork server": self._forks,
             "compute and memory": self._computes,
+            "preflight": preflight,
             BANDWIDTH: self._reaches,
         }
         self._one_test = asyncio.Lock()

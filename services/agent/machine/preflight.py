@@ -39,6 +39,9 @@ PART_S = 12.0
 BUSY_PERCENT = 10
 """Utilisation of a device from which somebody uses it."""
 
+_CHARACTERS = 120
+"""Longest name of a device, and most characters of a problem, that are kept."""
+
 _LINES = 320
 """Most lines of the program that are read."""
 
@@ -74,18 +77,16 @@ async def measure(python: str, folder: Path, devices: Devices, *, limit_s: float
         devices: of the node; none: its workers are processes without one.
         limit_s: after which time it ends, in seconds.
     """
-    device = next((name for name in devices.names if name), "") or _processor()
+    device = _line(next((name for name in devices.names if name), "") or _processor())
     count = len(devices.entries) or len(os.sched_getaffinity(0))
     if use := await asyncio.to_thread(in_use):
-        return Measurement(device=device, count=count, problems=[f"not measured: {use}"])
+        return Measurement(device=device, count=count, problems=[_line(f"not measured: {use}")])
     request = {"folder": str(folder), "devices": len(devices.entries), "part_s": PART_S}
     shown = {VISIBLE_VARIABLE: ",".join(devices.entries)} if devices.entries else NO_DEVICES
     order = {ORDER_VARIABLE: os.environ.get(ORDER_VARIABLE, NVML_ORDER)}
     lines, problem = await _run([python, "-P", "-m", PROGRAM, json.dumps(request)], {**shown, **order}, limit_s)
     rates, problems = _read(lines)
-    return Measurement(
-        device=device[:128], count=count, rates=rates, problems=[*problems, *([problem] * bool(problem))]
-    )
+    return Measurement(device=device, count=count, rates=rates, problems=[*problems, *([problem] * bool(problem))])
 
 
 async def _run(command: list[str], env: dict[str, str], limit_s: float) -> tuple[list[str], str]:
@@ -108,7 +109,7 @@ async def _run(command: list[str], env: dict[str, str], limit_s: float) -> tuple
                 code = await process.wait()
             if code:
                 last = _text(errors).strip().rpartition("\n")[2]
-                problem = f"{command[0]} -m {PROGRAM} ended with {code}: {last}"[:300]
+                problem = f"{command[0]} -m {PROGRAM} ended with {code}: {last}"
         except TimeoutError:
             problem = f"not done within {limit_s:g} s"
         finally:
@@ -116,6 +117,11 @@ async def _run(command: list[str], env: dict[str, str], limit_s: float) -> tuple
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
         return _text(output).splitlines()[:_LINES], problem
+
+
+def _line(text: str) -> str:
+    """Return a text as a line that terminals only show."""
+    return "".join(each if each.isprintable() else " " for each in text)[:_CHARACTERS]
 
 
 def _text(file: BinaryIO) -> str:
@@ -130,7 +136,7 @@ def _read(lines: list[str]) -> tuple[list[Rate], list[str]]:
         with contextlib.suppress(ValueError, ValidationError, TypeError):
             found = json.loads(line)
             if "problem" in found:
-                problems.append(str(found["problem"])[:300])
+                problems.append(_line(str(found["problem"])))
             else:
                 rates.append(Rate(**found))
     return rates[:256], problems[:60]

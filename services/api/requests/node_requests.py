@@ -82,6 +82,8 @@ async def drain(api: Gateway, name: str, who: Actor, reason: str, timeout_s: flo
 async def put_back(api: Gateway, name: str, who: Actor) -> NodeView:
     """Use the node again, once its agent has passed its self-test. A node without an agent loses its cordon only.
 
+    A node that its newest preflight has refused is not measured again: whoever returns it overrules that.
+
     Raises:
         NotFound: there is no such node.
         Conflict: the node is lost or has left, and nobody keeps it out of use; or the self-test has failed.
@@ -158,7 +160,9 @@ async def _self_test(api: Gateway, node: NodeView) -> list[CheckResult]:
         for peer in ready
         if peer.hardware == node.hardware and peer.name != node.name and peer.name in heard and heard[peer.name].probe
     }
-    result = await run_self_test(api.bus, node.name, peers, empty=node.state is NodeState.ISOLATED)
+    isolated = node.state is NodeState.ISOLATED
+    # An operator who returns a node that was refused has seen what is slow, and uses it all the same.
+    result = await run_self_test(api.bus, node.name, peers, empty=isolated, preflight=not node.preflight)
     if result.problem:
         raise Conflict(f"node {node.name!r} has failed its self-test: {result.problem}", state=node.state.value)
     _check_incarnation(node, result.incarnation)

@@ -19,6 +19,7 @@ from services.detector.state.stalls import StallLimits
 from services.detector.state.unlogged import SelfTestQuestion
 from shared.events.union import ErrorDetected, Event
 from shared.messages.admission import Answer, DepartureAnswer
+from shared.messages.preflight import PreflightAnswer
 from shared.service.core import Append
 from shared.settings.escalation import EscalationLimits
 
@@ -63,8 +64,8 @@ class Revoke:
 Question = ProbeQuestion | StacksQuestion | SelfTestQuestion
 """Questions that agents answer, or the detector's own probes; the answers are inputs."""
 
-Effect = Append | Note | Revoke | Clean | Question | Answer | Ask | DepartureAnswer
-"""What the detector does: it appends, notes, revokes, or asks agents. The last three answer the input's sender."""
+Effect = Append | Note | Revoke | Clean | Question | Answer | Ask | DepartureAnswer | PreflightAnswer
+"""What the detector does: it appends, notes, revokes, or asks agents. The last four answer the input's sender."""
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from services.detector.nodes.probing import ProbeQuestion
 from services.detector.progress.standstill import StacksQuestion
 from services.detector.state.unlogged import SelfTestQuestion
 from shared.messages.admission import Departure, Hello
+from shared.messages.preflight import PreflightReport
 from shared.messages.probes import Outcome
 from shared.messages.self_test import SelfTestResult
 from shared.messages.signals import Heartbeat, Signal
@@ -60,4 +61,7 @@ class NodeTested:
     result: SelfTestResult | None
 
 
-Input = Logged | Started | Tick | Echo | Signal | Heartbeat | Greeting | Departure | Probed | StacksGiven | NodeTested
+FromAgent = Signal | Heartbeat | Greeting | PreflightReport | Departure
+"""What agents send by themselves."""
+
+Input = Logged | Started | Tick | Echo | FromAgent | Probed | StacksGiven | NodeTested

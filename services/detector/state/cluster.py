@@ -14,6 +14,7 @@ from services.detector.state.cause_history import CauseHistory
 from services.detector.state.known_errors import KnownError
 from services.detector.state.node import MonitoredNode
 from services.detector.state.pairs import Pair
+from services.detector.state.preflights import Preflight
 from services.detector.state.reports import Reports
 from services.detector.state.slow_links import RoundTrips
 from services.detector.state.task import EndedTask, MonitoredTask, Standstill
@@ -54,6 +55,7 @@ class DetectorState:
         isolated: nodes that are left out because of a broken link, until it works or an operator returns them.
         condemned: nodes that another error of SEV1 isolated. They are tested before they return.
         early_devices: reports on devices by agents that have not joined yet, by node. Not in the log.
+        preflights: the newest preflight of each node that had one.
         reports: what monitors from outside have reported of nodes.
         causes: what is remembered of the causes of errors.
         mtbf_node_s: mean time between failures of a node, of the newest ``cluster.configured``, seconds.
@@ -85,6 +87,7 @@ class DetectorState:
     early_devices: Unlogged[dict[str, list[DeviceFailed]]] = field(default_factory=dict)
     causes: CauseHistory = field(default_factory=CauseHistory)
     reports: Reports = field(default_factory=Reports)
+    preflights: dict[str, Preflight] = field(default_factory=dict)
     mtbf_node_s: float = MTBF_NODE_S
     breaks: PairMap[Pair, list[datetime]] = field(default_factory=dict)
     probes: PairMap[tuple[str, str], ProbeResult] = field(default_factory=dict)

@@ -29,6 +29,8 @@ class Contradictions:
         """Error event -> its incident, by the event's id."""
         self._open: set[str] = set()
         """Ids of all incidents."""
+        self._measured: set[str] = set()
+        """Names of the nodes that a preflight has measured."""
         self._unknown: set[str] = set()
         """Names of tasks and nodes that were named before the log has them: each is reported once."""
 
@@ -91,7 +93,9 @@ class Contradictions:
         self._ends[event.task] = type(event)
 
     def _node(self, state: State, event: events.NodeEvent) -> Iterator[str]:
-        if event.node not in state.nodes and not isinstance(event, events.NodeJoined):
+        if isinstance(event, events.NodeMeasured):
+            self._measured.add(event.node)  # one that is refused is returned, or leaves, without having joined
+        elif not (isinstance(event, events.NodeJoined) or event.node in state.nodes or event.node in self._measured):
             yield from self._never(f"node {event.node} has never joined")
 
     def _error(self, event: events.ErrorDetected) -> Iterator[str]:
