@@ -349,6 +349,15 @@ def reported_node(python: Path, run_dir: Path) -> None:
         cluster.ends("reported", "stopped")
 
 
+def measured_node(python: Path, run_dir: Path) -> None:
+    """Record nodes that are measured before they join, and a task that trains on them."""
+    with running(python, run_dir, preflight=True) as cluster:
+        cluster.submit("measured", steps=100_000, workers={"min": 1, "max": 4})
+        cluster.reaches("measured", 10)
+        cluster.stop("measured")
+        cluster.ends("measured", "stopped")
+
+
 COURSES: dict[str, Callable[[Path, Path], None]] = {
     "demo": demo,
     "every-event": every_event,
@@ -361,6 +370,7 @@ COURSES: dict[str, Callable[[Path, Path], None]] = {
     "waiting-task": waiting_task,
     "unwritten-result": unwritten_result,
     "reported-node": reported_node,
+    "measured-node": measured_node,
 }
 
 

@@ -39,6 +39,7 @@ COURSES = [
     "waiting-task",
     "unwritten-result",
     "reported-node",
+    "measured-node",
 ]
 
 EVENT_TYPES = set(EVENT.json_schema()["discriminator"]["mapping"])
