@@ -13,6 +13,7 @@ from services.api.cluster_metrics import FAILED_FOR
 from services.api.live import LiveState
 from services.api.troubles.causes import causes
 from services.api.troubles.findings import read_findings
+from shared.events.measurements import Measurement
 from shared.events.plans import Response, Trigger
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import (
@@ -20,8 +21,10 @@ from shared.events.union import (
     IncidentNoted,
     NodeDraining,
     NodeJoined,
+    NodeMeasured,
     NodeReported,
     NodeReportHeld,
+    NodeReturned,
     TaskFailed,
     TaskSubmitted,
     WorkerSlowed,
@@ -187,6 +190,18 @@ def test_a_report_on_which_nothing_follows_needs_an_operator(story: Story, tmp_p
     story.add(NodeDraining, node="n0", by="user", timeout_s=1.0, report="token/slurm/drain")
     assert [one.nodes for one in troubles(story, tmp_path)] == [["n1"]]
     assert troubles(story.at(story.seconds + 601), tmp_path) == []
+
+
+def test_a_node_that_its_preflight_keeps_out_needs_an_operator(story: Story, tmp_path: Path) -> None:
+    about = {"node": "n9", "incarnation": "i", "agent_pid": 1, "domain": "d", "workers": ["n9/0"]}
+    found = {"measurement": Measurement(device="a", count=2), "verdict": "refused", "reason": "disk read: 1 MB/s"}
+    story.add(NodeMeasured, **about, **found)
+    (trouble,) = troubles(story, tmp_path)
+    assert (trouble.kind, trouble.nodes, trouble.needs_somebody) == ("reported", ["n9"], True)
+    assert trouble.what == "The preflight of n9 was refused: disk read: 1 MB/s"
+    assert "unicron return n9" in trouble.todo[0]
+    story.add(NodeReturned, node="n9", incarnation="i", actor="uid/0")
+    assert troubles(story, tmp_path) == []
 
 
 def test_a_part_of_the_control_plane_that_is_away_comes_first_and_keeps_incidents_open(

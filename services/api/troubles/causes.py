@@ -51,6 +51,7 @@ def causes(known: Findings) -> list[Trouble]:
         *_waiting(known),
         *_unreachable(known),
         *_reported(known),
+        *_refused(known),
         *_slow(known),
     ]
     return sorted(
@@ -388,6 +389,23 @@ def _reported(known: Findings) -> Iterator[Trouble]:
             cost_basis="not known: its ranks train on",
             nodes=named,
         )
+
+
+def _refused(known: Findings) -> Iterator[Trouble]:
+    """Yield the nodes that their preflight keeps out: an operator has to mend them, or to use them as they are."""
+    for node in known.out.values():
+        if node.preflight:
+            yield Trouble(
+                key=f"preflight {node.name}",
+                kind="reported",
+                grave=False,
+                needs_somebody=True,
+                state="refused",
+                what=f"The preflight of {node.name} was refused: {node.preflight}",
+                todo=[f"Mend it and start its agent again; `unicron return {node.name}` uses it as it is."],
+                cost_basis="not known: it is not used",
+                nodes=[node.name],
+            )
 
 
 def _slow(known: Findings) -> Iterator[Trouble]:
