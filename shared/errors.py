@@ -13,6 +13,7 @@
       Conflict              name in use, wrong state, run dir taken 409, exit 4
         NameInUse           a living agent has the node's name      409, exit 4
         VersionConflict     the stream has new events, decide again 409, exit 4
+        LeaseLost           another instance of a service decides   409, exit 4
         NewerVersion        written by a newer version of Unicron   409, exit 4
         OlderVersion        written by an older version of Unicron  409, exit 4
         UnknownPolicy       a simulated policy not known here       409, exit 4
@@ -145,6 +146,12 @@ class NameInUse(Conflict):
     """Another node agent, which is alive, has the node's name."""
 
     code = "name-in-use"
+
+
+class LeaseLost(Conflict):
+    """Another instance of this service has taken its lease, and decides in its place."""
+
+    code = "lease-lost"
 
 
 class VersionConflict(Conflict):

@@ -37,6 +37,7 @@ from shared.bus.outages import LOG, LOG_ROOM, Outages
 from shared.clock import PROCESS_CLOCK
 from shared.errors import Corrupt, Unavailable, UnicronError
 from shared.events.union import Event, Recorded
+from shared.log.lease import Lease
 from shared.log.log import EventLog, recorded
 from shared.log.relay import STREAM, SUBJECT, Relay, decode
 from shared.log.schema import StoredRow
@@ -93,6 +94,8 @@ class Journal:
         self._task: asyncio.Task[None] | None = None
         self.handled = 0
         """Position of the newest record that a follower has handled; 0: none since the start."""
+        self.lease: Lease | None = None
+        """What this process must still hold whenever it appends; None: it needs no lease."""
         self.relayed = 0
         """Position up to which the stream is known to have the log."""
 
@@ -139,10 +142,12 @@ class Journal:
 
         Raises:
             Unavailable: the limit has passed; whether the events were appended is not known.
+            LeaseLost: another instance of this service has taken its lease.
         """
+        lease = self.lease
 
         def append() -> list[tuple[StoredRow, Recorded]]:
-            return [(row, recorded(row)) for row in self.log.append_rows(events, expected=expected)]
+            return [(row, recorded(row)) for row in self.log.append_rows(events, expected=expected, lease=lease)]
 
         appended = await self.outages.outlast(LOG_ROOM, append, limit_s=limit_s)
         self._fresh += (row for row, _ in appended)

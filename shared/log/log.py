@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import ValidationError
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from shared.errors import Conflict, OlderVersion, Unavailable, UnicronError
 from shared.events.union import Event, Recorded, parsed
@@ -36,11 +36,12 @@ from shared.log.chain import row_hash as row_hash
 from shared.log.driver_errors import database_errors
 from shared.log.group import GroupCommit
 from shared.log.guards import lacking_guards
+from shared.log.lease import LEASES, RENEW, Lease, read_leases, take
 from shared.log.reading import BATCH, every_row, page, sampled
 from shared.log.scan import Row, Scan, record_of, utc_text
-from shared.log.schema import TABLE, Database, StoredRow, checkpoint, sqlite_path
+from shared.log.schema import TABLE, Database, StoredRow, begin_write, checkpoint, sqlite_path
 from shared.log.unreadable import Skipped, unreadable
-from shared.log.writing import Append, draft, transaction, write
+from shared.log.writing import Append, draft, lease_lost, transaction, write
 from shared.model import Clock, utc_now
 
 _COLUMNS = TABLE.c
@@ -88,7 +89,9 @@ class EventLog:
         # Threads of this process wait for one another here, where they are woken at once; SQLite polls its own lock.
         self._group = GroupCommit(self._commit)
 
-    def append(self, events: Sequence[Event], *, expected: Mapping[str, int] | None = None) -> list[Recorded]:
+    def append(
+        self, events: Sequence[Event], *, expected: Mapping[str, int] | None = None, lease: Lease | None = None
+    ) -> list[Recorded]:
         """Append events in one transaction and return them with their places, in the order given.
 
         Appends of several threads that wait at the same time share a transaction (``shared.log.group``). Each append is
@@ -102,20 +105,24 @@ class EventLog:
         Args:
             events: any number of events; none is allowed.
             expected: stream -> version the stream must have now.
+            lease: what the service that appends must still hold.
 
         Raises:
+            LeaseLost: another instance of the service has taken the lease; nothing was appended.
             VersionConflict: a stream has another version; nothing was appended.
             Conflict: an event id is in the log with different content (both upcast); nothing was appended.
             InvalidInput: an event cannot be stored (a naive time, text that is not Unicode).
             Unavailable: the database does not answer; whether the events were appended is not known.
         """
-        return [recorded(row) for row in self.append_rows(events, expected=expected)]
+        return [recorded(row) for row in self.append_rows(events, expected=expected, lease=lease)]
 
-    def append_rows(self, events: Sequence[Event], *, expected: Mapping[str, int] | None = None) -> list[StoredRow]:
+    def append_rows(
+        self, events: Sequence[Event], *, expected: Mapping[str, int] | None = None, lease: Lease | None = None
+    ) -> list[StoredRow]:
         """Append events as ``append`` does; return their rows, in the order given."""
         if self._read_only:
             raise Conflict(f"{self._what} was opened read-only")
-        append = Append([draft(event) for event in events], expected or {})
+        append = Append([draft(event) for event in events], expected or {}, lease=lease)
         if not append.drafts:
             return []
         self._group.run(append)
@@ -137,6 +144,47 @@ class EventLog:
         path = sqlite_path(self.url)
         if path is not None and shutil.disk_usage(path.parent).free == 0:
             raise Unavailable(f"{self._what}: its disk is full")
+
+    def leases(self) -> dict[str, Lease]:
+        """Return the leases of the services, by service."""
+        with database_errors(self._what), self._database.engine.connect() as connection:
+            return read_leases(connection)
+
+    def take_lease(self, service: str, holder: str, seen: Lease | None) -> Lease | None:
+        """Take the lease of a service, with a higher token; return None if it has moved since it was read.
+
+        Args:
+            service: whose lease it is.
+            holder: the process that takes it.
+            seen: the lease as it was read, which its judge lets be taken; None: there was none.
+        """
+        least = int(self._clock().timestamp())
+        with database_errors(self._what), self._database.writer.begin() as connection:
+            begin_write(connection)
+            return take(connection, service, holder, seen, least)
+
+    def renew_lease(self, lease: Lease, handled: int = 0) -> None:
+        """Move the counter of a lease on. No renewal waits for the disk: after a loss of power nobody holds it.
+
+        Args:
+            lease: as it was taken.
+            handled: position up to which the holder has handled the log.
+
+        Raises:
+            LeaseLost: another instance has taken it.
+        """
+        values = (handled, handled, lease.service, lease.token)
+        with database_errors(self._what):
+            if not self._database.move(RENEW, values):
+                found = self.leases().get(lease.service)
+                raise lease_lost(lease, found.token if found is not None else 0)
+
+    def release_lease(self, lease: Lease) -> None:
+        """Give a lease back, so that another instance takes it at once; without effect on one that was lost."""
+        given_back = update(LEASES).where(LEASES.c.service == lease.service, LEASES.c.token == lease.token)
+        with database_errors(self._what), self._database.writer.begin() as connection:
+            begin_write(connection)
+            connection.execute(given_back.values(holder="", counter=LEASES.c.counter + 1))
 
     def append_history(self, history: Sequence[tuple[datetime, Sequence[Event]]]) -> None:
         """Append events of a simulated history, with the times at which they are recorded there, in one transaction.

@@ -180,6 +180,29 @@ class Database:
             self._copies.cleanup()
             self._copies = None
 
+    def move(self, statement: str, values: tuple[object, ...]) -> bool:
+        """Execute a change of one row that no disk has to keep, in a transaction; return whether there is such a row.
+
+        Args:
+            statement: ``{0}`` stands for the driver's mark of a parameter.
+            values: of the parameters.
+        """
+        if not self.sqlite:
+            with self.engine.begin() as opened:
+                opened.exec_driver_sql("SET LOCAL synchronous_commit TO off")
+                return opened.exec_driver_sql(statement.format("%s"), values).rowcount == 1
+        connection = self.engine.raw_connection()
+        try:
+            cursor = connection.cursor()
+            cursor.execute("PRAGMA synchronous=NORMAL")
+            try:
+                cursor.execute(statement.format("?"), values)
+                return bool(cursor.rowcount == 1)
+            finally:
+                cursor.execute(_DURABLE)
+        finally:
+            connection.close()
+
     def _open_sqlite(self, path: Path, read_only: bool) -> sa.Engine:
         if read_only:
             if not path.is_file():
@@ -295,6 +318,10 @@ def with_timeouts(url: URL) -> URL:
     )
 
 
+_DURABLE = "PRAGMA synchronous=FULL"
+"""A committed event survives a power failure. In WAL mode this costs one fsync for each commit."""
+
+
 def _sqlite_connect(path: Path, mode: str) -> Callable[[], sqlite3.Connection]:
     uri = f"file:{quote(str(path.resolve()))}?{mode}"
 
@@ -304,8 +331,7 @@ def _sqlite_connect(path: Path, mode: str) -> Callable[[], sqlite3.Connection]:
         )
         # A damaged text reaches the check of its row, which reports the position; the driver would fail for the batch.
         connection.text_factory = text_of
-        # FULL: a committed event survives a power failure. In WAL mode this costs one fsync for each commit.
-        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute(_DURABLE)
         return connection
 
     return connect

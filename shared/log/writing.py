@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from sqlalchemy import Connection
 
-from shared.errors import Conflict, InvalidInput, VersionConflict
+from shared.errors import Conflict, InvalidInput, LeaseLost, VersionConflict
 from shared.events.union import EVENT, Event
 from shared.log.base import Base
 from shared.log.chain import new_hash
+from shared.log.lease import TOKENS, Lease
 from shared.log.scan import utc_text
 from shared.log.schema import COLUMNS, Database, StoredRow, begin_write, stored_row
 from shared.model import Clock
@@ -44,13 +45,15 @@ class Append:
     """The events of one call of ``EventLog.append``.
 
     ``drafts``: each event before it has a place. ``expected``: stream -> version that it must have. ``recorded_at``: in
-    a simulated history, when they are recorded; None: the clock says. ``rows``: once committed, the rows of all events,
-    in the order given. ``error``: why nothing of it was appended.
+    a simulated history, when they are recorded; None: the clock says. ``lease``: what the service that appends must
+    still hold; None: it needs none. ``rows``: once committed, the rows of all events, in the order given. ``error``:
+    why nothing of it was appended.
     """
 
     drafts: list[Draft]
     expected: Mapping[str, int]
     recorded_at: datetime | None = None
+    lease: Lease | None = None
     rows: list[StoredRow] = field(default_factory=list)
     error: Exception | None = None
 
@@ -75,6 +78,10 @@ class _Sqlite:
     def last(self) -> list[Any]:
         """Return position, hash and time of the last row, in a list; an empty one if there is no row."""
         return list(self._cursor.execute(_LAST))
+
+    def tokens(self) -> list[Any]:
+        """Return each service that has a lease, with its newest token."""
+        return list(self._cursor.execute(TOKENS))
 
     def known(self, event_ids: Iterable[str]) -> list[Any]:
         """Return the rows that have these event ids."""
@@ -101,6 +108,9 @@ class _Postgresql:
 
     def last(self) -> list[Any]:
         return list(self._connection.exec_driver_sql(_LAST))
+
+    def tokens(self) -> list[Any]:
+        return list(self._connection.exec_driver_sql(TOKENS))
 
     def known(self, event_ids: Iterable[str]) -> list[Any]:
         return list(self._connection.exec_driver_sql(self._KNOWN, (list(event_ids),)))
@@ -193,13 +203,18 @@ class _Writer:
         place: tuple[int, str, str] = tuple(last[0]) if last else base[:3]
         self._position, self._hash, self._recorded_at = place
         self._now = utc_text(clock())
+        leased = any(append.lease is not None for append in appends)
+        self._tokens: dict[str, int] = dict(opened.tokens()) if leased else {}
 
     def take(self, append: Append) -> list[StoredRow]:
         """Give the new events of an append their places; return the rows of all of them.
 
         Raises:
             Conflict: an event id is in the log with other content, or a stream has another version; nothing changed.
+            LeaseLost: another instance of the service has taken the lease; nothing changed.
         """
+        if append.lease is not None and self._tokens.get(append.lease.service) != append.lease.token:
+            raise lease_lost(append.lease, self._tokens.get(append.lease.service, 0))
         new: dict[str, Draft] = {}
         for draft in append.drafts:
             earlier = self._known.get(draft.event_id) or new.setdefault(draft.event_id, draft)
@@ -231,6 +246,14 @@ class _Writer:
             self._hash = new_hash(columns := (*place, data, self._hash))
             self._known[event_id] = row = stored_row((*columns, self._hash))
             self.new.append(row)
+
+
+def lease_lost(lease: Lease, newest: int) -> LeaseLost:
+    """Return the error of a holder whose lease has a newer token."""
+    return LeaseLost(
+        f"another {lease.service} has taken the lease: its token is {newest}, this process has {lease.token}",
+        service=lease.service,
+    )
 
 
 def _same_event(recorded: str, appended: str) -> bool:
