@@ -34,6 +34,7 @@ from services.detector.state.cluster import DetectorState
 from services.detector.state.stalls import StallLimits
 from services.detector.state.unlogged import SelfTestQuestion
 from services.detector.state_snapshot import KEPT
+from shared.bus.newest import Newest
 from shared.clock import PROCESS_CLOCK
 from shared.errors import Unavailable, UnicronError
 from shared.machine.network import network_stack
@@ -51,7 +52,7 @@ from shared.messages.admission import (
 from shared.messages.limits_in_force import LIMITS, LimitsReply, LimitsRequest
 from shared.messages.preflight import PREFLIGHT, PreflightAnswer, PreflightReport
 from shared.messages.reachability import ECHO, PUBLISHED_EVERY_S, REACHABILITY, Reachability
-from shared.messages.signals import HEARTBEATS, SIGNALS, Signal, received
+from shared.messages.signals import HEARTBEATS, SIGNALS, Heartbeat, Signal, received
 from shared.model import Clock
 from shared.service.core import Append, StateFold
 from shared.service.frame import Context, run
@@ -114,15 +115,21 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
         context.registry.register(shown)
         self._shown, self._shown_at_s = Reachability(), -PUBLISHED_EVERY_S
         self._echo = uuid.uuid4().hex
+        self._heartbeats: Newest[Heartbeat] | None = None
 
     def decide(self, state: DetectorState, item: Input, at: datetime) -> tuple[DetectorState, list[Effect]]:
         """Decide (``services.detector.decide``)."""
         return decide(state, item, at, self._limits)
 
+    async def begin_standing_by(self) -> None:
+        """Hear the nodes: the newest heartbeat of each is read when this detector takes over."""
+        self._heartbeats = await self._bus.newest(HEARTBEATS, self._clock)
+
     async def begin(self) -> None:
         """Receive the messages of agents, and look for what time shows."""
         await self._bus.subscribe(ECHO, self._receive_echo, self._echo)
-        self._heartbeats = await self._bus.newest(HEARTBEATS, self._clock)
+        if self._heartbeats is None:
+            self._heartbeats = await self._bus.newest(HEARTBEATS, self._clock)
         await self._bus.serve(SIGNALS, self._signal, refuse=lambda err: err.detail)
         await self._bus.serve(
             HELLO, self._hello, refuse=lambda err: Answer(verdict="refused", code=err.code, detail=err.detail)
@@ -135,7 +142,7 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
         )
         await self._bus.serve(LIMITS, self._limits_in_force, refuse=lambda _: LimitsReply(nodes=[]))
         self.spawn(self._keep_echoing(), "echo")
-        self.spawn(self._keep_judging(), "ticks")
+        self.spawn(self._keep_judging(self._heartbeats), "ticks")
 
     async def _keep_echoing(self) -> None:
         while True:
@@ -143,7 +150,7 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
                 await self._bus.publish(ECHO, None, self._echo)
             await asyncio.sleep(TICK_S)
 
-    async def _keep_judging(self) -> None:
+    async def _keep_judging(self, heartbeats: Newest[Heartbeat]) -> None:
         """Read what nodes have sent, and look for what time shows, by turns.
 
         A tick judges the moment up to which all was read: a detector that is behind looks less often, and judges no
@@ -152,15 +159,15 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
         clock_s = asyncio.get_running_loop().time
         tick_at_s = clock_s()
         while True:
-            await self._heartbeats.wait(max(0.0, tick_at_s - clock_s()))
+            await heartbeats.wait(max(0.0, tick_at_s - clock_s()))
             at = self._clock()
-            for number, (heartbeat, came_at) in enumerate(self._heartbeats.take(), 1):
+            for number, (heartbeat, came_at) in enumerate(heartbeats.take(), 1):
                 await self._take(heartbeat, f"a heartbeat of {heartbeat.node}", came_at)
                 if number % _HEARTBEATS_A_TURN == 0:
                     await asyncio.sleep(0)
             if clock_s() < tick_at_s:
                 continue
-            self._lag.note((self._clock() - at).total_seconds(), self._heartbeats.replaced, clock_s())
+            self._lag.note((self._clock() - at).total_seconds(), heartbeats.replaced, clock_s())
             began_s = clock_s()
             await self.feed(Tick(), at)
             with contextlib.suppress(Unavailable):
@@ -273,4 +280,4 @@ async def serve(context: Context) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run("detector", serve))
+    sys.exit(run("detector", serve, leased=True))

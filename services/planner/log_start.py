@@ -41,8 +41,10 @@ class LogStart:
         self._older: set[str] = set()
         """Ids of plans of older deciders that no cause has called for yet."""
 
-    def fold(self, log: EventLog) -> None:
-        """Fold the log. A call after one that an outage has interrupted goes on where that one was.
+    def fold(self, log: EventLog, until: int | None = None) -> None:
+        """Fold the log, up to a position if one is given.
+
+        A call after one that an outage has interrupted goes on where that one was.
 
         Raises:
             Conflict: a newer planner has decided in the log: later plans of this planner could never be verified.
@@ -52,6 +54,7 @@ class LogStart:
         """
         if self._answers is None:
             self._answers = self._look_through(log)
+            self.last = self.last if until is None else min(self.last, until)
         rows = AnsweredRows(rows_of(log, self.position), self._answers)
         for row in rows:
             if self.stopped or row.record is None or row.position > self.last:
@@ -75,6 +78,7 @@ class LogStart:
             text = f"the log has plans of decider {newest}, this program is decider {DECIDER}: use a newer version"
             raise Conflict(text)
         self._older = {answer.event_id for answer in found if answer.decider is not None and answer.decider < DECIDER}
+        self._older -= self._fold.undelivered
         return found
 
 

@@ -81,6 +81,17 @@ class Planner(Runner[State, Logged | Started, Append]):
             self._snapshots.handled(self.position)
         return start.last
 
+    async def fold_beside(self, handled: int) -> None:
+        """Fold up to where the active planner has answered: each answer is folded behind its cause."""
+        if handled <= self.position:
+            return
+        journal = self._context.journal
+        start = LogStart(self._plans, self.position, lambda _: [])
+        try:
+            await journal.outages.outlast(LOG, lambda: start.fold(journal.log, handled))
+        finally:
+            start.stopped, self.position = True, start.position
+
     def decide(self, state: State, item: Logged | Started, at: datetime) -> tuple[State, list[Append]]:
         """Decide (``services.planner.decide``), as of the time at which the record was logged."""
         self._changed.set()
@@ -213,4 +224,4 @@ async def serve(context: Context) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run("planner", serve))
+    sys.exit(run("planner", serve, leased=True))

@@ -127,11 +127,13 @@ class Transition(Runner[State, Input, Effect]):
         return reply
 
     async def _reply(self, send: Send, limit: asyncio.Timeout) -> Reply:
+        lease = self._context.lease
+        command = send.command.model_copy(update={"token": lease.token if lease is not None else 0})
         while True:
             if not self._context.bus.connected:
                 await self._reconnected(limit)
             try:
-                return await self._context.bus.call(COMMANDS, send.command, send.node)
+                return await self._context.bus.call(COMMANDS, command, send.node)
             except InvalidReply as err:
                 return Reply(
                     command_id=send.command.command_id,
@@ -161,4 +163,4 @@ async def main(context: Context) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run("transition", main))
+    sys.exit(run("transition", main, leased=True))

@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import nats.errors
-from nats.aio.client import Client
+from nats.aio.client import NO_RESPONDERS_STATUS, Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
+from nats.js.api import Header
 
 from shared.bus import cancellation
 from shared.bus.credentials import Credential
@@ -260,6 +261,62 @@ class Bus:
         except Undecodable as err:
             self.dropped.note(subject, err)
             raise InvalidReply(f"the answer is not readable: {err.detail}") from err
+
+    async def call_all(
+        self,
+        endpoint: Endpoint[Request, Reply],
+        request: Request,
+        *parts: str,
+        suffices: Callable[[Sequence[Reply]], bool],
+        others_s: float,
+    ) -> list[Reply]:
+        """Send a request to an endpoint that several processes serve, and return their replies as they came.
+
+        Args:
+            endpoint: the endpoint, whose time-out is the longest wait.
+            request: the request.
+            parts: the parts of the subject.
+            suffices: whether the replies so far are those that matter.
+            others_s: how long to wait for further replies then.
+
+        Raises:
+            InvalidReply: no reply is readable; unreadable ones are counted and logged in ``dropped``.
+            NoReceiver: there is no subscriber.
+            Unavailable: no reply came in time.
+        """
+        subject, inbox, came = endpoint.at(*parts), self._client.new_inbox(), asyncio.Event()
+        replies: list[Reply] = []
+        errors: list[Unavailable] = []
+
+        async def take(message: Msg) -> None:
+            try:
+                if (message.headers or {}).get(Header.STATUS) == NO_RESPONDERS_STATUS:
+                    errors.append(NoReceiver(f"nobody answers on {subject}"))
+                else:
+                    replies.append(endpoint.reply.decode(message.data))
+            except Undecodable as err:
+                self.dropped.note(subject, err)
+                errors.append(InvalidReply(f"the answer is not readable: {err.detail}"))
+            came.set()
+
+        try:
+            subscription = await self._client.subscribe(inbox, cb=take)
+            try:
+                await self._client.publish(subject, endpoint.request.encode(request), reply=inbox)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(endpoint.timeout_s):
+                        while not errors and not suffices(replies):
+                            await came.wait()
+                            came.clear()
+                    if not errors:
+                        await asyncio.sleep(others_s)
+            finally:
+                await subscription.unsubscribe()
+        except nats.errors.Error as err:
+            raise Unavailable(f"no answer on {subject}: {type(err).__name__} {err}") from err
+        if not replies:
+            raise errors[0] if errors else Unavailable(f"no answer on {subject} within {endpoint.timeout_s} s")
+        return replies
 
     async def serve(
         self,

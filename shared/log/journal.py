@@ -241,6 +241,24 @@ class Journal:
         self.handled = after
         await _Follower(self, self._bus, handle, consumer, after, most=_MOST_AT_ONCE).run()
 
+    def reader(self, handle: Handle, *, after: int) -> Callable[[], Awaitable[bool]]:
+        """Return a function that calls ``handle`` with each record that the table has got since its last call.
+
+        The function returns whether there was any. It asks the table alone, whatever the bus does.
+
+        Args:
+            handle: called with each record.
+            after: the position up to which the caller has every record.
+
+        Raises:
+            Corrupt: as ``follow``, by the function.
+        """
+
+        async def handle_one(records: Sequence[Recorded]) -> None:
+            await handle(records[0])
+
+        return _Follower(self, self._bus, handle_one, "", after, most=1).catch_up
+
     async def _keep_relaying(self) -> None:
         trouble = ""
         now_s = asyncio.get_running_loop().time
@@ -296,11 +314,11 @@ class _Follower:
 
     async def run(self) -> None:
         try:
-            await self._catch_up()
+            await self.catch_up()
             while True:
                 messages = await self._next()
                 if not messages:
-                    if await self._catch_up():
+                    if await self.catch_up():
                         # The stream did not deliver these: the relay is behind, or the consumer waits for a lost
                         # acknowledgement. A new consumer starts at this position.
                         await self._unsubscribe()
@@ -311,7 +329,7 @@ class _Follower:
         finally:
             await self._unsubscribe()
 
-    async def _catch_up(self) -> bool:
+    async def catch_up(self) -> bool:
         """Handle the records of the table; return whether there were any."""
         start = self._position
         while records := await self._read():
@@ -351,7 +369,7 @@ class _Follower:
                 fresh.append(record)
             else:
                 await self._advance(fresh)
-                await self._catch_up()
+                await self.catch_up()
                 fresh = []
             position, hash_ = (fresh[-1].position, fresh[-1].hash) if fresh else (self._position, self._hash)
         await self._advance(fresh)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-RATE_WINDOW_S = 60.0
+RATE_WINDOW_S = 600.0
 """Time for which a takeover counts towards the limit of their rate."""
 
 MOST_DOUBLINGS = 4
@@ -58,6 +58,9 @@ class Lease(NamedTuple):
 class LeaseWatch:
     """Judges by one clock whether a lease may be taken. Pure: readings of the clock come in.
 
+    Time counts only between looks that are at most half of ``lease_s`` apart: in a longer one this process, its machine
+    or the database stood still, and what a holder did meanwhile is not known.
+
     Each change of the holder that was seen within ``RATE_WINDOW_S`` doubles the time for which the counter has to stand
     still: instances that are too slow to hold a lease do not take it from one another all the time.
 
@@ -68,7 +71,7 @@ class LeaseWatch:
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
         self._seen: Lease | None = None
-        self._since_s = 0.0
+        self._since_s = self._looked_s = 0.0
         self._changes: deque[float] = deque()
 
     def may_take(self, seen: Lease | None, now_s: float) -> bool:
@@ -81,7 +84,8 @@ class LeaseWatch:
         if seen is None or not seen.holder:
             return True
         before, self._seen = self._seen, seen
-        if before is None or before.moved != seen.moved:
+        gap_s, self._looked_s = now_s - self._looked_s, now_s
+        if before is None or before.moved != seen.moved or gap_s > self._lease_s / 2:
             self._since_s = now_s
             if before is not None and before.token != seen.token:
                 self._changes.append(now_s)

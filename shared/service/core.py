@@ -11,7 +11,7 @@ deciding"). ``shared.service.runner`` drives a live service with it; replay and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Generic, TypeVar
@@ -64,6 +64,11 @@ class StateFold(Generic[S]):
     def is_delivered(self) -> bool:
         """Whether the state has nothing from behind the record that was taken last: no answer is still to come."""
         return not self._own
+
+    @property
+    def undelivered(self) -> Set[str]:
+        """Ids of the events that were folded, and that the log has not delivered yet."""
+        return self._own
 
     def take(self, record: Recorded) -> bool:
         """Fold a record; return False if it is an event that was folded when it was decided, which is skipped once."""

@@ -27,6 +27,7 @@ from shared.bus.outages import LOG, Outages
 from shared.clock import PROCESS_CLOCK
 from shared.errors import Unavailable, UnicronError
 from shared.machine.process import END_SIGNAL, collect_seldom, hide_memory, watch_parent
+from shared.machine.process_names import process_name
 from shared.messages import common_time
 from shared.messages.health import AGENT, HEALTH, Health
 from shared.service import metrics
@@ -37,6 +38,7 @@ from shared.settings.model import Settings, read_settings
 
 if TYPE_CHECKING:
     from shared.log.journal import Journal
+    from shared.service.lease_keeper import LeaseKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +58,8 @@ class Context:
     """What a service gets from the frame.
 
     ``opened``: the journal, if the process opens one. ``stop``: set when the process was asked to end; ``ending``: what
-    a request to end does. ``counters``: numbers by name that the service reports with its health. ``registry``: its
-    metrics.
+    a request to end does. ``lease``: that of a service of which one instance decides; else None. ``counters``: numbers
+    by name that the service reports with its health. ``registry``: its metrics.
     """
 
     settings: Settings
@@ -68,6 +70,7 @@ class Context:
     ending: Ending = field(default_factory=Ending)
     outages: Outages = field(default_factory=Outages)
     is_ready: bool = field(default=False, init=False)
+    lease: LeaseKeeper | None = field(default=None, init=False)
     counters: dict[str, int] = field(default_factory=dict, init=False)
     registry: CollectorRegistry = field(default_factory=metrics.new_registry, init=False)
 
@@ -84,6 +87,11 @@ class Context:
         if self.opened is None:
             raise RuntimeError("this process was started without a journal")
         return self.opened
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this process does the service's work, and does not stand by."""
+        return self.lease is None or self.lease.token > 0
 
     def ready(self) -> None:
         """Report that the service works from now on: with a line ``ready`` on stdout, and in its health.
@@ -107,6 +115,9 @@ class Context:
             detail=detail,
             counters=self.counters,
             handled=self.opened.handled if self.opened is not None else None,
+            process=process_name(),
+            active=self.is_active,
+            token=self.lease.token if self.lease is not None else 0,
         )
 
     def _metrics(self) -> Iterator[Metric]:
@@ -116,6 +127,8 @@ class Context:
         )
         ready = float(self.is_ready and not self.outages.detail)
         yield metrics.gauge("unicron_ready", "Whether the process works.", {(self.name,): ready}, "service")
+        text = "Whether the process does the service's work, and does not stand by."
+        yield metrics.gauge("unicron_active", text, {(self.name,): float(self.is_active)}, "service")
         yield from metrics.dropped(self.counters, self.name)
         connected, reconnects = float(self.bus.connected), float(self.bus.reconnects)
         yield metrics.gauge("unicron_bus_connected", "Whether NATS is reached.", {(self.name,): connected}, "service")
@@ -135,13 +148,14 @@ class Context:
 Main = Callable[[Context], Coroutine[Any, Any, None]]
 
 
-def run(name: str, main: Main, *, journal: bool = True) -> int:
+def run(name: str, main: Main, *, journal: bool = True, leased: bool = False) -> int:
     """Run a service until it ends or is asked to stop; return its exit code.
 
     Args:
         name: the service's name on the bus and in its log lines.
         main: the service's own work. A signal to end sets ``Context.stop`` and cancels it (``Ending``).
         journal: whether the process opens the event log (node agents do not).
+        leased: whether one instance of the service decides, and others stand by.
     """
     log_to_stderr(name, node="" if journal else name.removeprefix(AGENT))
     hide_memory()
@@ -149,7 +163,7 @@ def run(name: str, main: Main, *, journal: bool = True) -> int:
         logger.error("the parent is gone")
         return 1
     try:
-        return asyncio.run(_run(name, main, journal))
+        return asyncio.run(_run(name, main, journal, leased))
     except UnicronError as err:
         logger.error("%s: %s", err.code, err.detail)
         return err.exit_code
@@ -158,7 +172,7 @@ def run(name: str, main: Main, *, journal: bool = True) -> int:
         return 1
 
 
-async def _run(name: str, main: Main, with_journal: bool) -> int:
+async def _run(name: str, main: Main, with_journal: bool, leased: bool) -> int:
     settings = read_settings()
     credential = credential_of(settings)
     check_identity(credential, name if with_journal else "")
@@ -176,7 +190,7 @@ async def _run(name: str, main: Main, with_journal: bool) -> int:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT, END_SIGNAL):
         loop.add_signal_handler(signum, on_signal, signum)
-    work = asyncio.create_task(_work(name, main, settings, credential, stop, ending, with_journal), name=name)
+    work = asyncio.create_task(_work(name, main, settings, credential, stop, ending, with_journal, leased), name=name)
     try:
         await work
     except asyncio.CancelledError:
@@ -194,6 +208,7 @@ async def _work(
     stop: asyncio.Event,
     ending: Ending,
     with_journal: bool,
+    leased: bool,
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
         limit_s = settings.connect_timeout_s
@@ -219,6 +234,10 @@ async def _work(
             stack.callback(log.close)
             journal = Journal(log, bus, context.outages, settings.log_stream_replicas)
             context.opened = await stack.enter_async_context(journal)
+            if leased:
+                from shared.service.lease_keeper import LeaseKeeper
+
+                context.lease = LeaseKeeper(journal, name, settings.lease_s)
         await _until_done(main(context), bus)
 
 

@@ -6,14 +6,19 @@ then counts as handled, and the caller that brought another input gets the effec
 
 At the start the service folds the log: from a state snapshot on, where it is given one, or from the first event. What
 the log has at the start was decided on before, and its answers, if any, are folded in their turn.
+
+An instance that does not hold the lease of its service (``shared.service.lease_keeper``) stands by: it folds the log,
+and decides and answers nothing. Its start is when it takes the lease. One that loses the lease ends with an error, and
+whoever has started it starts it again, to stand by.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -23,6 +28,9 @@ from shared.model import Clock
 from shared.service.changes import Changes
 from shared.service.core import Append, Logged, Started, StateFold
 from shared.service.frame import Context
+from shared.service.lease_keeper import LeaseKeeper
+
+logger = logging.getLogger(__name__)
 
 State = TypeVar("State")
 LoadedState = TypeVar("LoadedState", covariant=True)
@@ -63,6 +71,7 @@ class Runner(ABC, Generic[State, Input, Effect]):
         self._context, self._clock, self._snapshots = context, clock, snapshots
         self._last = 0
         """Position of the last event that the log had at the start."""
+        self._fold_on: Callable[[], Awaitable[object]] | None = None
         self._one_input = asyncio.Lock()
         self._moved_on = Changes()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -85,6 +94,15 @@ class Runner(ABC, Generic[State, Input, Effect]):
     async def begin(self) -> None:
         """Begin what the service does beside the log, once the log of the start was folded."""
 
+    async def begin_standing_by(self) -> None:
+        """Begin what the service does while another instance of it is active."""
+
+    async def fold_beside(self, handled: int) -> None:
+        """Fold what the log has by now, without deciding. ``handled``: position up to which holders have handled it."""
+        if self._fold_on is None:
+            self._fold_on = self._context.journal.reader(self._fold, after=self.position)
+        await self._fold_on()
+
     async def end_of_log(self) -> int:
         """Return the position of the last event of the start; a service may fold up to it by itself."""
         return await self._context.journal.last_position()
@@ -95,12 +113,17 @@ class Runner(ABC, Generic[State, Input, Effect]):
         """Fold the log, then handle what comes until cancelled.
 
         Raises:
+            LeaseLost: another instance decides from now on.
             UnicronError: the log or the bus is lost. The state may have events then that could not be appended.
         """
         if self._snapshots is not None and (found := await self._snapshots.load()) is not None:
             self.position, self.fold.state = found
-        self._last = await self.end_of_log()
+        lease = self._context.lease
         try:
+            if lease is not None:
+                await self._stand_by(lease)
+                self.spawn(lease.kept(), "lease")
+            self._last = await self.end_of_log()
             if self._last <= self.position:
                 await self._start()
             journal, name = self._context.journal, self._context.name
@@ -108,6 +131,28 @@ class Runner(ABC, Generic[State, Input, Effect]):
             await self._failed
         finally:
             await cancelled(*self._tasks)
+            if lease is not None:
+                await lease.give_back()
+
+    async def _stand_by(self, lease: LeaseKeeper) -> None:
+        """Fold the log until this instance holds the lease."""
+        waits_for = ""
+        while not await lease.seek():
+            if not waits_for:
+                await self.begin_standing_by()
+            if lease.waits_for != waits_for:
+                waits_for = lease.waits_for
+                logger.warning("%s", waits_for)
+            await self.fold_beside(lease.seen.handled if lease.seen is not None else 0)
+            self._context.journal.handled = self.position
+            self._context.ready()
+            await asyncio.sleep(lease.look_s)
+        if waits_for:
+            logger.warning("this %s takes over (token %d)", lease.service, lease.token)
+
+    async def _fold(self, record: Recorded) -> None:
+        self.fold.take(record)
+        self.position = record.position
 
     async def take(self, record: Recorded) -> None:
         """Handle the next record of the log."""
@@ -157,6 +202,8 @@ class Runner(ABC, Generic[State, Input, Effect]):
         self._context.ready()
 
     async def _decide(self, item: Input | Logged | Started, at: datetime) -> Sequence[Effect]:
+        if self._context.lease is not None:
+            await self._context.lease.confirmed()
         state, effects = self.decide(self.fold.state, item, at)
         self.fold.decided(state, effects)
         for effect in effects:

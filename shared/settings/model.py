@@ -240,6 +240,10 @@ class Settings(BaseSettings, EscalationLimits):
     """How many of a worker's processes, the newest ones, have their output of one task kept on the node: those of the
     incidents that are still looked into. 0: all. The agent reads it."""
 
+    lease_s: Seconds = 2.0
+    """How long the active detector, planner or transition service says nothing in the log's database before one that
+    stands by takes over; where it is known to have ended, one takes over at once. Above the longest pause of a busy
+    machine, and low enough that a fault is planned within 3 s."""
     heartbeat_interval_s: Seconds = 0.25
     """Four heartbeats a second cost four small messages; the interval bounds how late a lost node is noticed."""
     node_timeout_s: Seconds = 1.5

@@ -101,7 +101,7 @@ class Service(Runner[State, str, Append | Begun]):
 
     def __init__(self, log: Log, snapshots: Snapshots | None = None) -> None:
         self.ready = asyncio.Event()
-        context = SimpleNamespace(name="service", journal=log, ready=self.ready.set)
+        context = SimpleNamespace(name="service", journal=log, ready=self.ready.set, lease=None)
         super().__init__(cast("Context", context), StateFold(evolve, ()), utc_now, snapshots)
         self.log = log
         self.decided: list[str] = []

@@ -19,6 +19,7 @@ import pytest
 from shared.bus.connection import Bus
 from shared.errors import Conflict, InvalidInput, Unavailable
 from shared.log.log import EventLog
+from shared.machine.process_names import process_name
 from tests.nats_server import OpenServer
 from tests.shared.samples import event_id
 
@@ -108,6 +109,9 @@ async def test_a_service_runs_until_it_is_stopped(
             "detail": "",
             "handled": 0,
             "counters": {},
+            "process": process_name(process.pid),
+            "active": True,
+            "token": 0,
         }
         process.send_signal(signum)
         output, errors = await process.communicate()

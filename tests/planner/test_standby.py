@@ -1,0 +1,105 @@
+"""Planners that stand by: real processes on one log, of which one decides whatever becomes of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from services.planner.replay.replay import verify
+from shared.errors import LeaseLost
+from shared.log.journal import Journal
+from shared.log.log import EventLog
+from tests.condition import until
+from tests.nats_server import OpenServer
+from tests.planner.test_shell import node, plans, submission
+
+LIMIT_S = 60.0
+
+
+class Planners:
+    """Processes of the planner, each with a file for its log lines."""
+
+    def __init__(self, folder: Path, server: OpenServer) -> None:
+        self._folder = folder
+        self._environment = {
+            **os.environ,
+            "UNICRON_RUN_DIR": str(folder),
+            "UNICRON_NATS_URL": server.url,
+            "UNICRON_NATS_CREDENTIAL": str(server.credential_file),
+            "UNICRON_PARENT_DEATH": str(os.getpid()),
+        }
+        self.processes: list[asyncio.subprocess.Process] = []
+
+    async def start(self) -> asyncio.subprocess.Process:
+        """Start one more; return when it works or stands by."""
+        with self.lines_file(len(self.processes)).open("wb") as lines:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "services.planner.main"),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=lines,
+                env=self._environment,
+            )
+        self.processes.append(process)
+        assert process.stdout is not None
+        assert await asyncio.wait_for(process.stdout.readline(), LIMIT_S) == b"ready\n", self.lines(process)
+        return process
+
+    def lines_file(self, number: int) -> Path:
+        return self._folder / f"planner-{number}.log"
+
+    def lines(self, process: asyncio.subprocess.Process) -> str:
+        """Return what one has logged."""
+        return self.lines_file(self.processes.index(process)).read_text()
+
+
+@pytest.fixture
+async def planners(tmp_path: Path, bus_server: OpenServer) -> AsyncIterator[Planners]:
+    found = Planners(tmp_path, bus_server)
+    yield found
+    for process in found.processes:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def test_one_planner_decides_whatever_becomes_of_the_others(
+    planners: Planners, journal: Journal, log: EventLog
+) -> None:
+    killed = await planners.start()
+    stopped = await planners.start()
+    assert f"process {killed.pid} on " in planners.lines(stopped)
+    assert "stands by and takes over" in planners.lines(stopped)
+    await journal.append([node("n0"), submission("a")])
+    await until(lambda: len(plans(log)) == 2, limit_s=LIMIT_S)
+
+    killed.kill()
+    await journal.append([submission("b")])
+    await until(lambda: len(plans(log)) == 3, limit_s=LIMIT_S)
+    assert "this planner takes over" in planners.lines(stopped)
+
+    last = await planners.start()
+    lease = log.leases()["planner"]
+    stopped.send_signal(signal.SIGSTOP)
+    await journal.append([submission("c")])
+    await until(lambda: len(plans(log)) == 4, limit_s=LIMIT_S)
+    assert log.leases()["planner"].token > lease.token
+    with pytest.raises(LeaseLost):
+        log.append([submission("never")], lease=lease)
+    stopped.send_signal(signal.SIGCONT)
+    assert await asyncio.wait_for(stopped.wait(), LIMIT_S) == LeaseLost.exit_code
+    assert "lease-lost: another planner has taken the lease" in planners.lines(stopped)
+    assert "Traceback" not in planners.lines(stopped)
+
+    last.terminate()
+    assert await asyncio.wait_for(last.wait(), LIMIT_S) == 0
+    assert log.leases()["planner"].holder == ""
+    assert [plan.cause for plan in plans(log)] == ["join-n0", "submit-a", "submit-b", "submit-c"]
+    # Each plan is decided again from the log alone, and is the recorded one byte for byte.
+    assert verify(log).ok
