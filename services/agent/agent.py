@@ -98,6 +98,7 @@ class Agent:
             settings.workers_per_node,
             processes=left.processes,
             fences=left.fences,
+            token=left.token,
             at_s=self._clock.seconds(),
         )
         self._changes = Changes()
@@ -392,6 +393,7 @@ class Agent:
             record = NodeRecord(
                 processes=list(self.node.processes()),
                 fences=self.node.fences,
+                token=self.node.token,
                 signals=self._signals.waiting,
                 stores=self._stores.records(),
                 replies=list(self._commands.replies.values()),

@@ -128,6 +128,12 @@ class Commands:
 
     async def serve(self, command: Command) -> Reply:
         """Handle one request. A repeated command gets the answer of the first one."""
+        if 0 < command.token < self._node.token:
+            detail = f"its token is {command.token}, and a transition service with {self._node.token} has taken over"
+            return self._failed(command.command_id, FailureCode.FENCED, detail)
+        if command.token > self._node.token:
+            self._node.token = command.token
+            self._changed()  # a successor of this agent refuses the older ones, too
         answer = self._answers.get(command.command_id)
         if answer is None:
             if (done := self.replies.get(command.command_id)) is not None:

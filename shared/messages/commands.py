@@ -1,7 +1,8 @@
 """Commands of the transition service to node agents: requests on ``unicron.commands.<node>``, idempotent by id.
 
 An agent replies when the command is done or has failed, not when it was received. An agent refuses a command whose
-generation is older than the newest that it has seen for the task, with the code ``fenced``. A repeated command (same
+generation is older than the newest that it has seen for the task, or whose token is older than the newest that it has
+seen at all, with the code ``fenced``. A repeated command (same
 ``command_id``) joins the first one: it gets the same reply and has no second effect.
 """
 
@@ -37,12 +38,17 @@ def _strict_spec(value: Any) -> Any:
 
 
 class CommandBase(Message):
-    """What all commands have. ``generation``: the generation of the task that the command leads to."""
+    """What all commands have.
+
+    ``generation``: the generation of the task that the command leads to. ``token``: that of the lease of the transition
+    service that sends it; 0: a service without a lease sends it.
+    """
 
     command_id: MessageId
     plan: MessageId
     task: Name
     generation: Integer
+    token: Integer = 0
 
 
 class Prepare(CommandBase):

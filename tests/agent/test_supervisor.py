@@ -188,6 +188,19 @@ async def test_a_command_that_was_carried_out_is_answered_by_the_successor(node:
     assert (refused.ok, refused.code) == (False, "fenced")  # so the fence has outlived the agent
 
 
+async def test_commands_of_a_service_that_was_succeeded_are_refused(node: Program, bus: Bus, ear: Ear) -> None:
+    """Of two transition services the one with the newer token counts, also for the agent's successor."""
+    driver = Driver(bus)
+    hold = {"kind": "hold", "plan": "p", "task": "gpt", "generation": 1, "workers": []}
+    assert (await driver.send({**hold, "command_id": "newer", "token": 8})).ok
+    assert (await driver.send({**hold, "command_id": "without a lease"})).ok
+    await successor(ear, await kill(ear))
+    refused = await driver.send({**hold, "command_id": "older", "generation": 9, "token": 7})
+    assert (refused.ok, refused.code) == (False, "fenced")
+    assert "a transition service with 8 has taken over" in refused.detail
+    assert (await driver.send({**hold, "command_id": "newest", "token": 9})).ok
+
+
 @pytest.mark.slow
 async def test_probes_are_answered_while_there_is_no_agent(node: Program, ear: Ear) -> None:
     """As long as the supervisor lives the node is cut off, and not lost."""

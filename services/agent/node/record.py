@@ -34,10 +34,11 @@ class NodeRecord(Message):
     """The state of a node.
 
     ``sequence``: one higher with every record. ``signals``: the signals without an answer, in order. ``replies``: the
-    replies to the newest commands, in order.
+    replies to the newest commands, in order. ``token``: the newest of any command.
     """
 
     sequence: int = 0
+    token: int = 0
     processes: list[Process] = Field(default_factory=list)
     fences: dict[str, Fence] = Field(default_factory=dict)
     signals: list[Signal] = Field(default_factory=list)

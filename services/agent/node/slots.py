@@ -65,6 +65,8 @@ class Node:
     incarnation: str
     slots: dict[str, Process | None]
     fences: dict[str, Fence] = field(default_factory=dict)
+    token: int = 0
+    """The newest token of a transition service that any command has named."""
     ended: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(ENDS, 0)))
     """How rank processes have ended -> how many have ended so, for metrics; the keys are ``ENDS``."""
     _processes: int = 0
@@ -84,6 +86,7 @@ class Node:
         *,
         processes: Iterable[Process],
         fences: dict[str, Fence],
+        token: int = 0,
         at_s: float,
     ) -> Node:
         """Return a node with the processes and fences that a predecessor of the agent has left.
@@ -94,11 +97,12 @@ class Node:
             workers: how many slots the node has.
             processes: the predecessor's, which have yet to attach to this agent.
             fences: of the tasks.
+            token: the newest of any command.
             at_s: the time on the agent's monotonic clock. What ranks did while there was no agent is not known, so
                 their silence counts from here.
         """
         node = cls.create(name, incarnation, workers)
-        node.fences = dict(fences)
+        node.fences, node.token = dict(fences), token
         for process in processes:
             if process.worker in node.slots:
                 process.attached, process.progress_schedule = False, None
