@@ -13,12 +13,13 @@ import sys
 from typing import Any
 
 import nats
-from nats.errors import Error
+from nats.errors import Error, NoRespondersError
 
 from shared.bus.credentials import Credential
 from shared.bus.identities import inbox_prefix
 from shared.bus.nats_client import tls_context
 from shared.errors import UnicronError
+from shared.machine.process_names import is_here
 from shared.messages.health import AGENT
 from shared.service.joining import credential_of, joined
 from shared.settings.model import read_settings
@@ -54,9 +55,17 @@ async def ask(service: str, servers: list[str], credential: Credential) -> dict[
         error_cb=_ignore,
     )
     try:
-        reply = await client.request(f"unicron.health.{service}", b"", timeout=TIMEOUT_S)
-        health: dict[str, Any] = json.loads(reply.data)
-        return health
+        # All instances of a service answer; this container's is meant.
+        inbox = client.new_inbox()
+        subscription = await client.subscribe(inbox)
+        await client.publish(f"unicron.health.{service}", b"", reply=inbox)
+        while True:
+            reply = await subscription.next_msg(timeout=TIMEOUT_S)
+            if not reply.data:
+                raise NoRespondersError
+            health: dict[str, Any] = json.loads(reply.data)
+            if not (process := health.get("process")) or is_here(process):
+                return health
     finally:
         await client.close()
 

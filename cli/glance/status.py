@@ -40,14 +40,21 @@ def status(server: Server = None, output: Output = Format.TEXT) -> None:
         for line in _lines(found, states, None if wide else _NAMED):
             print(printable(line))
     if wide:
-        rows = [
-            (check["name"], "works" if check["ok"] else "does not work", check["lag"], check["detail"])
-            for check in found["status"]["checks"]
-        ]
         print()
+        rows = [row for check in found["status"]["checks"] for row in _rows(check)]
         print_table(("PART", "STATE", "LAG", "DETAIL"), rows, wide=True)
     if needed:
         raise typer.Exit(1)
+
+
+def _rows(check: dict[str, Any]) -> Iterator[tuple[str, str, int | None, str]]:
+    """Yield a row for a part of the control plane, and one for each of its processes that stands by."""
+    active = [f"{one['process']}, token {one['token']}" for one in check["instances"] if one["active"]]
+    detail = "; ".join([*filter(None, [check["detail"]]), *active])
+    yield check["name"], "works" if check["ok"] else "does not work", check["lag"], detail
+    for one in check["instances"]:
+        if not one["active"]:
+            yield check["name"], "stands by", one["lag"], one["process"]
 
 
 def _lines(found: dict[str, Any], states: dict[str, int], most: int | None) -> Iterator[str]:

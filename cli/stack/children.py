@@ -7,7 +7,7 @@ started again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cli.stack.child import Child
 from shared.errors import Unavailable, UnicronError
@@ -23,9 +23,15 @@ SERVICES = {
 FIRST = "detector"
 """Started before all others: the log's first opener creates its table; the others find it."""
 
-STOP_ORDER: tuple[Sequence[str], ...] = (("transition", "planner"), ("detector",), ("api",))
-"""Services that are ended together, group after group: first those that would move tasks as nodes leave, last the api,
-which shows what becomes of them."""
+DECIDING = ("detector", "planner", "transition")
+"""Services of which one instance decides, and others may stand by."""
+
+STANDBYS = {f"{name}-standby": name for name in DECIDING}
+"""Children that stand by -> their services."""
+
+STOP_ORDER: tuple[Sequence[str], ...] = (tuple(STANDBYS), ("transition", "planner"), ("detector",), ("api",))
+"""Services that are ended together, group after group: first those that would take over, then those that would move
+tasks as nodes leave, last the api, which shows what becomes of them."""
 
 PauseOf = Callable[[Child, UnicronError], float]
 """Returns how long to wait before a child that has ended, for this reason, is started again, in seconds; raises the
@@ -73,7 +79,11 @@ class Children:
         """
         self._failed = asyncio.get_running_loop().create_future()
         await self.start_one(FIRST)
-        starts = [asyncio.create_task(self.start_one(name)) for name in self._children if name != FIRST]
+        await self._start_all(name for name in self._children if name != FIRST and name not in STANDBYS)
+        await self._start_all(name for name in self._children if name in STANDBYS)
+
+    async def _start_all(self, names: Iterable[str]) -> None:
+        starts = [asyncio.create_task(self.start_one(name)) for name in names]
         try:
             await asyncio.gather(*starts)
         finally:

@@ -21,7 +21,7 @@ from typing import Self
 import psutil
 
 from cli.stack.child import START_TIMEOUT_S, Child
-from cli.stack.children import SERVICES, STOP_ORDER, Children
+from cli.stack.children import SERVICES, STANDBYS, STOP_ORDER, Children
 from cli.stack.run_directory import RunDirectory
 from cli.waiting import WaitingClient
 from services.agent.files.snapshot_folders import node_folder
@@ -57,6 +57,7 @@ class Stack:
         devices: ``CUDA_VISIBLE_DEVICES`` of each node; empty: all workers train on the CPU.
         environment: further ``UNICRON_*`` settings for all children.
         tls: whether NATS has TLS, with certificates of an authority of its own.
+        standby: whether a second detector, planner and transition service stand by.
 
     Raises:
         InvalidInput: a setting in the environment is not allowed, or contradicts another one.
@@ -72,6 +73,7 @@ class Stack:
         devices: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         tls: bool = False,
+        standby: bool = False,
     ) -> None:
         self.run_directory = RunDirectory(run_dir)
         self.run_dir = self.run_directory.path
@@ -80,6 +82,7 @@ class Stack:
         # devices none sees any, so that no worker trains on one and another worker on the CPU.
         self._devices = dict(zip(self.node_names, devices or [""] * nodes, strict=True))
         self._port = port
+        self._standbys = STANDBYS if standby else {}
         self._workers_per_node = workers_per_node
         self._extra = dict(environment or {})
         settings = read_settings()
@@ -117,6 +120,8 @@ class Stack:
         await self.nats.start()
         for name, module in SERVICES.items():
             self._children.add(Child(name, module, self._environment(name), self.run_dir))
+        for name, service in self._standbys.items():
+            self._children.add(Child(name, SERVICES[service], self._environment(service), self.run_dir))
         for node in self.node_names:
             self._children.add(Child(node, "services.agent.main", self.agent_environment(node), self.run_dir))
         self._keeping_nats = asyncio.create_task(self._keep_nats())
@@ -129,8 +134,8 @@ class Stack:
 
     async def stop(self) -> None:
         """Stop everything, in order; returns when no child is left."""
-        movers, *others = STOP_ORDER
-        await self._children.stop([movers, self.node_names, *others])
+        standbys, movers, *others = STOP_ORDER
+        await self._children.stop([standbys, movers, self.node_names, *others])
         if self._keeping_nats is not None:
             self._keeping_nats.cancel()
             await asyncio.gather(self._keeping_nats, return_exceptions=True)
@@ -174,7 +179,10 @@ class Stack:
         shutil.rmtree(node_folder(self._memory_dir, self.run_dir, node), ignore_errors=True)
 
     def kill_service(self, name: str) -> int | None:
-        """Kill a service (one of ``SERVICES``), which is then started again; return its pid, None if it has ended."""
+        """Kill a service (one of ``SERVICES`` or ``STANDBYS``), which is then started again.
+
+        Returns its pid, None if it has ended.
+        """
         return self._children[name].kill()
 
     async def start_node(self, node: str) -> None:

@@ -28,6 +28,9 @@ def up(
         int | None, typer.Option(min=1, max=MOST, help="Workers of each node. Default: one for each GPU, else 2.")
     ] = None,
     device: DeviceOption = Device.AUTO,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Start a second detector, planner and transition service, which stand by.")
+    ] = False,
 ) -> None:
     """Start the whole system on this machine; Ctrl-C stops it.
 
@@ -45,6 +48,7 @@ def up(
         nodes=divided.nodes,
         workers_per_node=divided.workers_per_node,
         devices=divided.shown,
+        standby=standby,
     )
     # From then on the folder contains files that no demo may replace.
     asyncio.run(run(stack, lambda: (stack.run_dir / DEMO_MARKER).unlink(missing_ok=True)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import re
 import shutil
@@ -12,12 +13,14 @@ from collections.abc import AsyncIterator
 from contextlib import closing
 from datetime import UTC, datetime
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from services.api.routers.health import SERVICES
 from services.api.store.projection_store import Store, database_url
 from shared.bus.connection import Bus
+from shared.errors import Unavailable
 from shared.events.union import NodeJoined, TaskStopped
 from shared.log.journal import Journal
 from shared.messages.health import HEALTH
@@ -237,6 +240,35 @@ async def test_readiness_names_what_is_missing(api: Server, bus: Bus) -> None:
     await api.projected(recorded.position)
     response = await api.http.get("/readyz")
     assert (response.status_code, response.json()["ready"]) == (200, True)
+
+
+async def test_readiness_names_the_active_process_and_those_that_stand_by(api: Server, bus: Bus) -> None:
+    alive = {"active"}
+
+    async def answer(process: str, _subject: str, _data: bytes) -> bytes:
+        if process not in alive:
+            raise Unavailable("it has ended")
+        shown = {"process": f"host/{process}", "active": process == "active", "handled": 0, "ready": True}
+        return json.dumps({**shown, "token": 7 if process == "active" else 0}).encode()
+
+    for process in ("standby", "active"):
+        await bus.answer(HEALTH.at("planner"), functools.partial(answer, process))
+
+    async def planner() -> dict[str, Any]:
+        checks = (await api.http.get("/v1/status")).json()["checks"]
+        return next(check for check in checks if check["name"] == "planner")
+
+    assert (await planner())["instances"] == []  # one process is what the check itself says
+    alive.add("standby")
+    found = await planner()
+    assert (found["ok"], found["lag"]) == (True, 0)
+    assert [(one["process"], one["active"], one["token"], one["lag"]) for one in found["instances"]] == [
+        ("process active on host", True, 7, 0),
+        ("process standby on host", False, 0, 0),
+    ]
+    alive.remove("active")
+    found = await planner()
+    assert (found["ok"], found["detail"]) == (False, "none is active: 1 stand by")
 
 
 async def log_check(api: Server) -> tuple[bool, str]:

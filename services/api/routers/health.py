@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Response, status
@@ -14,8 +15,9 @@ from services.api.route_parts.parameters import problems
 from services.api.store.readers import ViewReader
 from services.api.store.tables import NODES
 from shared.errors import UnicronError
-from shared.interface.models import Check, Readiness
-from shared.messages.health import HEALTH
+from shared.interface.models import Check, Instance, Readiness
+from shared.machine.process_names import shown
+from shared.messages.health import HEALTH, Health
 from shared.projections.nodes import AGENT_LIVES
 from shared.views.documents import NodeState, NodeView
 
@@ -25,6 +27,9 @@ SERVICES = ("detector", "planner", "transition")
 
 _LOG_TIMEOUT_S = 2.0
 """A database that has lost its power answers nothing at all; a busy one may take a second."""
+
+_OTHERS_S = 0.05
+"""Time for the answers of processes that stand by, once the active one has answered: they take milliseconds."""
 
 _NAMED = 5
 """Unreachable nodes that the check names."""
@@ -64,8 +69,13 @@ async def parts_away(api: Gateway, *, besides: str = "") -> list[str]:
 
 async def readiness(api: Gateway) -> Readiness:
     """Return how each part of the control plane is."""
-    services = asyncio.gather(*(_service(api, name) for name in SERVICES))
-    (log, last), nodes, answers = await asyncio.gather(_log(api), _nodes(api), services)
+    log_asked = asyncio.create_task(_log(api))
+
+    async def last_position() -> int | None:
+        return (await asyncio.shield(log_asked))[1]
+
+    services = asyncio.gather(*(_service(api, name, last_position) for name in SERVICES))
+    (log, last), nodes, known = await asyncio.gather(log_asked, _nodes(api), services)
     trouble = api.bus.trouble
     bus = Check(
         name="bus",
@@ -74,7 +84,6 @@ async def readiness(api: Gateway) -> Readiness:
         counters=api.bus.dropped.counters,
     )
     own = Check(name="api", ok=True, lag=_lag(last, api.feed.position))
-    known = [check.model_copy(update={"lag": _lag(last, handled)}) for check, handled in answers]
     checks = [bus, log, nodes, *known, own]
     return Readiness(ready=all(check.ok for check in checks), checks=checks)
 
@@ -135,13 +144,33 @@ async def _nodes(api: Gateway) -> Check:
     return Check(name="nodes", ok=ready + closed > 0, detail=detail, counters=live.counters())
 
 
-async def _service(api: Gateway, name: str) -> tuple[Check, int | None]:
-    """Return how a service is, and up to which position it has handled the log, if it says so."""
+async def _service(api: Gateway, name: str, last: Callable[[], Awaitable[int | None]]) -> Check:
+    """Return how a service is: its active process, and those that stand by."""
     if not api.bus.connected:
-        return Check(name=name, ok=False, detail="not known: the bus is away"), None
+        return Check(name=name, ok=False, detail="not known: the bus is away")
     try:
-        health = await api.bus.call(HEALTH, None, name)
+        found = await api.bus.call_all(HEALTH, None, name, suffices=_any_active, others_s=_OTHERS_S)
     except UnicronError as err:
-        return Check(name=name, ok=False, detail=err.detail), None
-    detail = "" if health.ready else health.detail or "starting"
-    return Check(name=name, ok=health.ready, detail=detail, counters=health.counters), health.handled
+        return Check(name=name, ok=False, detail=err.detail)
+    position = await last()
+    found.sort(key=lambda health: (not health.active, -health.token))
+    instances = [
+        Instance(process=shown(one.process), active=one.active, token=one.token, lag=_lag(position, one.handled))
+        for one in found
+    ]
+    first = found[0]
+    detail = "" if first.ready else first.detail or "starting"
+    if not first.active:
+        detail = f"none is active: {len(found)} stand by"
+    return Check(
+        name=name,
+        ok=first.ready and first.active,
+        detail=detail,
+        lag=_lag(position, first.handled),
+        counters=first.counters,
+        instances=instances if len(instances) > 1 or not first.active else [],
+    )
+
+
+def _any_active(found: Sequence[Health]) -> bool:
+    return any(health.active for health in found)
