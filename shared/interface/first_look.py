@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from shared.interface.models import Readiness
+from shared.interface.readiness import Readiness
 from shared.text import Time
 
 TroubleKind = Literal[

@@ -30,7 +30,7 @@ from shared.events.union import (
     WorkerSlowed,
 )
 from shared.interface.first_look import Trouble
-from shared.interface.models import Check
+from shared.interface.readiness import Check
 from shared.messages.reachability import Reachability, Unreachable
 from tests.api.kit import PRICE, Server, Story, offline_gateway, spec
 

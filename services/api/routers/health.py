@@ -15,7 +15,7 @@ from services.api.route_parts.parameters import problems
 from services.api.store.readers import ViewReader
 from services.api.store.tables import NODES
 from shared.errors import UnicronError
-from shared.interface.models import Check, Instance, Readiness
+from shared.interface.readiness import Check, Instance, Readiness
 from shared.machine.process_names import shown
 from shared.messages.health import HEALTH, Health
 from shared.projections.nodes import AGENT_LIVES

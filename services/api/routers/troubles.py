@@ -14,7 +14,7 @@ from services.api.troubles.causes import MOST, causes
 from services.api.troubles.findings import Findings, read_findings
 from shared.errors import Unavailable
 from shared.interface.first_look import Trouble, Troubles
-from shared.interface.models import Readiness
+from shared.interface.readiness import Readiness
 from shared.model import utc_now
 from shared.views.documents import ClusterView
 

@@ -15,7 +15,8 @@ from services.api.store.readers import ViewReader
 from services.api.store.tables import INCIDENTS, NODES, SLOWDOWNS, SPANS, TASKS
 from shared.costs.report import NO_COST
 from shared.costs.settlement import failure_worker_s
-from shared.interface.models import Check, Incident, IncidentFacts
+from shared.interface.models import Incident, IncidentFacts
+from shared.interface.readiness import Check
 from shared.messages.reachability import Reachability
 from shared.projections.nodes import AGENT_LIVES
 from shared.tasks.specification import GOING_ON
