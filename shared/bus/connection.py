@@ -26,7 +26,7 @@ from shared.bus.identities import INBOX, inbox_prefix
 from shared.bus.messages import shown
 from shared.bus.nats_client import REFUSED_AT_START_PAUSE_S, NatsClient, is_refusal, refused_pauses_s, tls_context
 from shared.bus.newest import Newest
-from shared.errors import AccessDenied, InvalidReply, NoReceiver, Unavailable, Undecodable
+from shared.errors import AccessDenied, InvalidReply, LeaseLost, NoReceiver, Unavailable, Undecodable
 from shared.model import Clock
 
 logger = logging.getLogger(__name__)
@@ -378,6 +378,8 @@ class Bus:
         async def receive(message: Msg) -> None:
             try:
                 await handle(message.subject, message.data)
+            except LeaseLost as err:
+                logger.debug("bus: a message on %s is another process's: %s", message.subject, err.detail)
             except Exception:
                 logger.exception("bus: handling a message on %s failed", message.subject)
 
@@ -386,9 +388,9 @@ class Bus:
     async def answer(self, subject: str, handle: Callable[[str, bytes], Awaitable[bytes]], group: str = "") -> None:
         """Reply to requests with the return value of ``handle(subject, data)``; they are handled concurrently.
 
-        Exceptions of ``handle`` are logged with their traceback; the requester gets no reply. For ``Unavailable``,
-        there is no traceback. A reply goes to an inbox and nowhere else: it is sent with the rights of this process,
-        and the requester may have none for the subject that the request names.
+        Exceptions of ``handle`` are logged with their traceback; the requester gets no reply. For ``Unavailable`` and
+        ``LeaseLost`` there is no traceback. A reply goes to an inbox and nowhere else: it is sent with the rights of
+        this process, and the requester may have none for the subject that the request names.
         """
 
         async def answer(message: Msg) -> None:
@@ -399,7 +401,7 @@ class Bus:
                 reply = await handle(message.subject, message.data)
                 if message.reply:
                     await message.respond(reply)
-            except Unavailable as err:  # an outage, which is logged where it is noticed; the requester asks again
+            except (LeaseLost, Unavailable) as err:  # logged where it is noticed; the requester asks again
                 logger.debug("bus: no answer to a request on %s: %s", message.subject, err.detail)
             except Exception:
                 logger.exception("bus: answering a request on %s failed", message.subject)

@@ -72,6 +72,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
     async with Stack(run_dir, nodes=3, workers_per_node=1, standby=True) as started:
         yield started
     assert processes_of(run_dir) == []
+    assert [path.name for path in run_dir.glob("services/*.log") if "Traceback" in path.read_text()] == []
     with closing(EventLog(f"sqlite:///{run_dir / 'log.db'}", read_only=True)) as log:
         report = verify(log)
     # Every plan, whoever made it, is byte for byte the one that the log alone leads to.
