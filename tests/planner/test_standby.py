@@ -7,7 +7,8 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,12 @@ LIMIT_S = 60.0
 class Planners:
     """Processes of the planner, each with a file for its log lines."""
 
-    def __init__(self, folder: Path, server: OpenServer) -> None:
+    def __init__(self, folder: Path, server: OpenServer, log_url: str) -> None:
         self._folder = folder
         self._environment = {
             **os.environ,
             "UNICRON_RUN_DIR": str(folder),
+            "UNICRON_LOG_URL": log_url,
             "UNICRON_NATS_URL": server.url,
             "UNICRON_NATS_CREDENTIAL": str(server.credential_file),
             "UNICRON_PARENT_DEATH": str(os.getpid()),
@@ -59,9 +61,19 @@ class Planners:
         return self.lines_file(self.processes.index(process)).read_text()
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EventLog]:
+    """An empty log, in both databases."""
+    sqlite = request.param == "sqlite"
+    with closing(
+        EventLog(f"sqlite:///{tmp_path}/log.db" if sqlite else request.getfixturevalue("postgres_url"))
+    ) as log:
+        yield log
+
+
 @pytest.fixture
-async def planners(tmp_path: Path, bus_server: OpenServer) -> AsyncIterator[Planners]:
-    found = Planners(tmp_path, bus_server)
+async def planners(tmp_path: Path, bus_server: OpenServer, log: EventLog) -> AsyncIterator[Planners]:
+    found = Planners(tmp_path, bus_server, log.url)
     yield found
     for process in found.processes:
         with contextlib.suppress(ProcessLookupError):
