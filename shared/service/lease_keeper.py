@@ -12,7 +12,7 @@ import threading
 import time
 
 from shared.bus.outages import LOG, LOG_ROOM
-from shared.errors import LeaseLost, UnicronError
+from shared.errors import LeaseLost, Unavailable, UnicronError
 from shared.log.journal import Journal
 from shared.log.lease import Lease, LeaseWatch
 from shared.machine import process_names
@@ -42,13 +42,10 @@ class LeaseKeeper:
         self._journal, self._lease_s = journal, lease_s
         self._watch = LeaseWatch(lease_s)
         self._alone_until_s = float("-inf")
-        self._is_away = False
-        """Whether the database did not answer the last renewal."""
         self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
         self._loop = asyncio.get_running_loop()
         self._changes = Changes()
-        self._error: UnicronError | None = None
+        self._error: Exception | None = None
 
     @property
     def token(self) -> int:
@@ -80,8 +77,7 @@ class LeaseKeeper:
             return False
         journal.lease = taken
         self._alone_until_s = now_s + self._lease_s
-        self._thread = threading.Thread(target=self._keep_renewing, args=(taken,), name="lease", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._keep_renewing, args=(taken,), name="lease", daemon=True).start()
         return True
 
     async def kept(self) -> None:
@@ -97,16 +93,13 @@ class LeaseKeeper:
     async def confirmed(self) -> None:
         """Return once no other instance can have the lease at this moment.
 
-        That is at once, unless this process was suspended or has lacked the processor for as long as a lease lasts. An
-        answer that nothing refuses, because it needs no append, waits for this. While the database is away, whoever
-        decides goes on: it waits by itself where it needs the log.
+        That is at once, unless this process was suspended, has lacked the processor or has not reached the database for
+        as long as a lease lasts. So also what nothing refuses, because it needs no append, comes from one instance.
 
         Raises:
             LeaseLost: another instance has the lease.
         """
-        await self._changes.until(
-            lambda: self._error is not None or self._is_away or time.monotonic() < self._alone_until_s
-        )
+        await self._changes.until(lambda: self._error is not None or time.monotonic() < self._alone_until_s)
         if self._error is not None:
             raise self._error
 
@@ -116,10 +109,7 @@ class LeaseKeeper:
         lost, lease = self._error, self._journal.lease
         self._error = lost or LeaseLost(f"this {self.service} has given the lease back")
         self._changes.notify()
-        if self._thread is None or lease is None:
-            return
-        await asyncio.to_thread(self._thread.join)
-        if lost is None:
+        if lease is not None and lost is None and time.monotonic() < self._alone_until_s:
             with contextlib.suppress(UnicronError):
                 await asyncio.to_thread(self._journal.log.release_lease, lease)
 
@@ -128,12 +118,12 @@ class LeaseKeeper:
             began_s = time.monotonic()
             try:
                 self._journal.log.renew_lease(lease, self._journal.handled)
-            except LeaseLost as err:
+            except Unavailable:
+                continue  # the database is away; where others reach it, one of them takes over
+            except Exception as err:
                 self._error = err
-            except UnicronError:
-                self._is_away = True
             else:
-                self._is_away, self._alone_until_s = False, began_s + self._lease_s
+                self._alone_until_s = began_s + self._lease_s
             with contextlib.suppress(RuntimeError):  # the event loop has ended
                 self._loop.call_soon_threadsafe(self._changes.notify)
             if self._error is not None:

@@ -14,14 +14,18 @@ from pathlib import Path
 import pytest
 
 from services.planner.replay.replay import verify
+from shared.bus.connection import Bus
 from shared.errors import LeaseLost
 from shared.log.journal import Journal
 from shared.log.log import EventLog
+from shared.settings.model import Settings
 from tests.condition import until
 from tests.nats_server import OpenServer
 from tests.planner.test_shell import node, plans, submission
+from tests.postgres import PostgresServer, find_binaries
 
 LIMIT_S = 60.0
+LEASE_S = float(Settings.model_fields["lease_s"].default)
 
 
 class Planners:
@@ -53,6 +57,13 @@ class Planners:
         assert await asyncio.wait_for(process.stdout.readline(), LIMIT_S) == b"ready\n", self.lines(process)
         return process
 
+    async def end(self) -> None:
+        """Kill those that have not ended."""
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
     def lines_file(self, number: int) -> Path:
         return self._folder / f"planner-{number}.log"
 
@@ -75,10 +86,7 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EventLog]:
 async def planners(tmp_path: Path, bus_server: OpenServer, log: EventLog) -> AsyncIterator[Planners]:
     found = Planners(tmp_path, bus_server, log.url)
     yield found
-    for process in found.processes:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+    await found.end()
 
 
 async def test_one_planner_decides_whatever_becomes_of_the_others(
@@ -115,3 +123,25 @@ async def test_one_planner_decides_whatever_becomes_of_the_others(
     assert [plan.cause for plan in plans(log)] == ["join-n0", "submit-a", "submit-b", "submit-c"]
     # Each plan is decided again from the log alone, and is the recorded one byte for byte.
     assert verify(log).ok
+
+
+@pytest.mark.slow
+async def test_an_outage_of_the_database_is_no_takeover(tmp_path: Path, bus_server: OpenServer, bus: Bus) -> None:
+    if find_binaries() is None:
+        pytest.skip("no PostgreSQL")
+    with PostgresServer() as server, closing(EventLog(server.url)) as log:
+        found = Planners(tmp_path, bus_server, server.url)
+        try:
+            for _ in range(2):
+                await found.start()
+            before = log.leases()["planner"]
+            server.kill()
+            await until(lambda: all("waiting for the log" in found.lines(each) for each in found.processes[1:]))
+            await asyncio.sleep(2 * LEASE_S)  # it is away for longer than a lease lasts
+            server.start()
+            async with Journal(log, bus) as journal:
+                await journal.append([node("n0"), submission("a")])
+                await until(lambda: len(plans(log)) == 2, limit_s=LIMIT_S)
+            assert log.leases()["planner"].token == before.token
+        finally:
+            await found.end()
