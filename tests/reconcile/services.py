@@ -187,7 +187,13 @@ class Bus:
 def context(log: ServiceLog[Any], bus: Bus) -> Context:
     """Return what a service gets from its frame."""
     parts = SimpleNamespace(
-        name="service", journal=log, bus=bus, settings=SETTINGS, registry=CollectorRegistry(), ready=lambda: None
+        lease=None,
+        name="service",
+        journal=log,
+        bus=bus,
+        settings=SETTINGS,
+        registry=CollectorRegistry(),
+        ready=lambda: None,
     )
     return cast("Context", parts)
 
