@@ -50,6 +50,8 @@ class Backend:
     for a result. Otherwise a socket that is shut ends them, with an error."""
     waits_in_slices: ClassVar[bool]
     """Whether ``Work.wait`` with a time-out may be called again and again."""
+    connects_at_once: ClassVar[bool]
+    """Whether a group is connected to its ranks, with sockets and threads of its own, when it is made."""
     scatters: ClassVar[bool]
     """Whether the backend has a reduce-scatter that sends no more than it has to."""
     settings: ClassVar[Mapping[str, str]] = {}
@@ -94,7 +96,13 @@ class Gloo(Backend):
     name = "gloo"
     aborts = False
     waits_in_slices = True
+    connects_at_once = True
     scatters = False
+    settings: ClassVar[Mapping[str, str]] = {
+        # A rank then reads the addresses of all its peers in one request to the store, and not in two for each peer
+        # (gloo's ``rendezvous/context.cc``). Ranks with and without this meet.
+        "GLOO_ENABLE_STORE_V2_API": "1",
+    }
 
 
 class _Event(Mark):
@@ -114,6 +122,7 @@ class Nccl(Backend):
     name = "nccl"
     aborts = True
     waits_in_slices = False
+    connects_at_once = False
     scatters = True
     settings: ClassVar[Mapping[str, str]] = {
         # The watchdog neither aborts nor ends the process by itself: this library aborts, and the agent decides.

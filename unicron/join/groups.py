@@ -26,7 +26,7 @@ from unicron import backend
 from unicron.link import issuing
 from unicron.link.agent_link import AgentLink
 from unicron.link.breaker import Breakable, BreakMethod
-from unicron.megatron import two_stages
+from unicron.megatron import own_groups, two_stages
 from unicron.megatron.parallel import model_ranks
 from unicron.process import sockets
 from unicron.protocol import environment
@@ -120,7 +120,8 @@ def _initialise(
     dist.init_process_group(
         backend.current().name, store=store, rank=configure.rank, world_size=configure.world_size, timeout=timeout
     )
-    with _recorded_sockets(configure.tensor * configure.pipeline) as small:
+    share = backend.current().connects_at_once
+    with own_groups.only_own(share=share), _recorded_sockets(configure.tensor * configure.pipeline) as small:
         parallel_state.initialize_model_parallel(
             configure.tensor,
             configure.pipeline,
@@ -129,6 +130,7 @@ def _initialise(
             distributed_timeout_minutes=timeout.total_seconds() / 60,
             create_gloo_process_groups=False,
         )
+        own_groups.make_group_of_all(timeout)
         two_stages.make(timeout)
     for group in _used():
         backend.current().connect(group)

@@ -31,7 +31,8 @@ def second_group() -> dist.ProcessGroup | None:
 def make(timeout: timedelta) -> None:
     """Make the groups of the second direction, and have Megatron's pipelines of two stages use this rank's.
 
-    All ranks call it, when Megatron's groups exist. With another number of stages it does nothing.
+    All ranks call it, each for its own pipeline (``unicron.megatron.own_groups``), when Megatron's groups exist. With
+    another number of stages it does nothing.
 
     Args:
         timeout: of the groups.
@@ -44,17 +45,10 @@ def make(timeout: timedelta) -> None:
     from megatron.core.pipeline_parallel import p2p_communication
 
     own = dist.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())
-    # The pipeline is the outermost dimension in Megatron's order of ranks, so the two ranks of a pair lie half of all
-    # ranks apart.
-    distance = dist.get_world_size() // 2
-    for rank in range(distance):
-        group = dist.new_group([rank, rank + distance], timeout=timeout)
-        if rank in own:
-            assert own == [rank, rank + distance]
-            megatron: Any = p2p_communication
-            _megatrons_own = _megatrons_own or megatron._p2p_ops
-            megatron._p2p_ops = partial(_begin, group)
-            _second = group
+    _second = dist.new_group(own, timeout=timeout)
+    megatron: Any = p2p_communication
+    _megatrons_own = _megatrons_own or megatron._p2p_ops
+    megatron._p2p_ops = partial(_begin, _second)
 
 
 def drop() -> None:

@@ -42,6 +42,7 @@ class Contract(backend.Backend):
     name = NAME
     aborts = True
     waits_in_slices = False
+    connects_at_once = False
     scatters = True
     settings = backend.Nccl.settings
 
