@@ -43,6 +43,17 @@ def groups():
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     dist.new_group([0])
 
+def refused_groups():
+    from unicron.join.groups import make
+    from unicron.link.lacks import need_open_files
+    from unicron.protocol.messages import Configure
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (32, 64))
+    need_open_files(30, "a test")
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (64, 64)
+    make(Configure(generation=1, stage="boundary", rank=0, world_size=100, tensor=1, pipeline=1,
+                   store_host="127.0.0.1", store_port=1, members=[]), None)
+
 try:
     globals()[sys.argv[1]]()
 except Exception as error:
@@ -125,7 +136,7 @@ def test_a_full_file_system_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["files", "groups"])
+@pytest.mark.parametrize("what", ["files", "refused_groups", "groups"])
 def test_a_process_without_descriptors_says_so_although_it_can_open_nothing(what: str) -> None:
     run = subprocess.run(
         [sys.executable, "-c", IN_PROCESS, what], capture_output=True, text=True, timeout=60, check=True

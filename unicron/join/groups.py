@@ -23,7 +23,7 @@ from typing import Any
 import torch.distributed as dist
 
 from unicron import backend
-from unicron.link import issuing
+from unicron.link import issuing, lacks
 from unicron.link.agent_link import AgentLink
 from unicron.link.breaker import Breakable, BreakMethod
 from unicron.megatron import own_groups, two_stages
@@ -47,6 +47,9 @@ EXIT_ABORT = 77
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 """Addresses of a store on this machine that no other machine can reach."""
 
+OTHER_FILES = 64
+"""Descriptors of a generation beside the connections to peers: gloo has four or five for each group (measured)."""
+
 COLLECTIVES = frozenset({*range(12), 15, 16})
 """Values of ``Work._get_op_type`` for collectives: c10d's ``OpType`` without sends and receives. Sends and receives end
 with the time-out of gloo's connections and cannot be waited for in slices: gloo closes the connection after one
@@ -69,7 +72,11 @@ def make(configure: Configure, link: AgentLink, *, interleave: int = 1) -> dist.
     Raises:
         RuntimeError: a member did not come, or the generation was held (torch's error types).
         Interrupted: the generation was held.
+        OSError: this process may not open as many files as the groups need.
     """
+    if backend.current().connects_at_once:
+        what = f"process groups of {configure.world_size} ranks"
+        lacks.need_open_files(_connections(configure) + OTHER_FILES, what)
     timeout = timedelta(seconds=environment.number(environment.JOIN_TIMEOUT_S))
     _set_backend_environment(configure.store_host)
     before = sockets.connected()
@@ -96,6 +103,17 @@ def _set_backend_environment(store_host: str) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     for name, value in (*backend.current().settings.items(), FLIGHT_RECORDER_ENTRIES):
         os.environ.setdefault(name, value)
+
+
+def _connections(configure: Configure) -> int:
+    """Return how many connections a rank has to the peers in its groups, where groups of the same ranks are one.
+
+    Two more, of pipelines with several stages, are not counted.
+    """
+    world_size, tensor, pipeline = configure.world_size, configure.tensor, configure.pipeline
+    replica = tensor * pipeline
+    sizes = (world_size, world_size // pipeline, world_size // replica, replica, tensor, pipeline)
+    return sum(size - 1 for size in sizes)
 
 
 def _store(configure: Configure, timeout: timedelta) -> dist.Store:

@@ -51,6 +51,9 @@ one says that it cannot resolve an address of its own."""
 
 _NO_LIMIT = "unlimited"
 
+RAISED_OPEN_FILES = 65_536
+"""Number to which a process raises its limit of descriptors, as far as it may, where it needs more than it may have."""
+
 
 class Lack(NamedTuple):
     """A resource that a process lacks. ``limit``: how much of it there may be, in words; empty: not known."""
@@ -87,6 +90,27 @@ def lack_of(error: BaseException) -> Lack | None:
         if found is not None:
             return Lack(found, _limit(found, path))
     return None
+
+
+def need_open_files(more: int, what: str) -> None:
+    """Raise the limit of this process's descriptors, if what it has and what it is about to open need that.
+
+    Args:
+        more: the number that it is about to open.
+        what: what for, for the reader of an incident.
+
+    Raises:
+        OSError: it may not have as many, also with the highest limit that it may set (``EMFILE``).
+    """
+    has = len(os.listdir("/proc/self/fd"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or has + more <= soft:
+        return
+    raised = max(has + more, RAISED_OPEN_FILES)
+    allowed = raised if hard == resource.RLIM_INFINITY else min(hard, raised)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if has + more > allowed:
+        raise OSError(errno.EMFILE, f"{what}: {more} open files beside the {has} that there are")
 
 
 def _has_no_descriptor() -> bool:
