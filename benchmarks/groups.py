@@ -8,7 +8,9 @@ the last replica is lost (``fault``). ``store`` counts the rank's requests to th
 the keys that it wrote there. Times are of a second run, in which nothing is counted.
 
 A line ``imagined`` is one rank of a world of which the others do not exist: torch's ``fake`` backend, which connects
-nothing. It has the processor time of the calls alone.
+nothing. It has the processor time of the calls alone; then what the reports of all ranks have, in bytes, and the
+processor time in which a rank reads them and deals out what a lost replica has left of a step (eight micro-batches for
+each replica, half of them done).
 """
 
 from __future__ import annotations
@@ -31,13 +33,16 @@ import torch.distributed as dist
 from benchmarks.report import Report, at_least, run
 from shared.errors import UnicronError
 from unicron import backend
-from unicron.join import groups
+from unicron.accounting import bits_of
+from unicron.join import dealing, groups, reports
 from unicron.link.agent_link import AgentLink
 from unicron.process import sockets
 from unicron.protocol.messages import Configure
 
 WORLDS = [4, 8, 16, 24]
 IMAGINED = [1024, 16384]
+MICRO_BATCHES = 8
+"""Micro-batches of a step for each replica, in the reports of imagined ranks."""
 
 
 class RankFailed(UnicronError):
@@ -173,7 +178,29 @@ def _imagined(world: int, layout: tuple[int, int]) -> dict[str, Any]:
         cpu_s = time.process_time()
         _generation(1, world // 2, world, layout, 0, count=False)
         cpu_s = time.process_time() - cpu_s
-    return {"new_group": found["new_group"], "cpu_s": round(cpu_s, 3)}
+    report_bytes, reports_cpu_s = _reports(world, layout)
+    return {
+        "new_group": found["new_group"],
+        "cpu_s": round(cpu_s, 3),
+        "report_bytes": report_bytes,
+        "reports_cpu_s": round(reports_cpu_s, 3),
+    }
+
+
+def _reports(world: int, layout: tuple[int, int]) -> tuple[int, float]:
+    """Return the size in bytes of all ranks' reports after a replica is lost, and the processor time that they take."""
+    replicas = world // (layout[0] * layout[1]) - 1
+    micro_batches = MICRO_BATCHES * (replicas + 1)
+    size = (micro_batches + 7) // 8
+    packed = []
+    for rank in range((world // (replicas + 1)) * replicas):
+        replica = rank // layout[0] % replicas
+        row = reports.Row(rank % layout[0], rank // (layout[0] * replicas), replica, 4, 1, partial=5, generation=1)
+        own = range(replica, micro_batches, replicas + 1)
+        packed.append(reports.pack(row, [bits_of(own), bits_of(own[: MICRO_BATCHES // 2])], size))
+    cpu_s = time.process_time()
+    dealing.deal([reports.unpack(one, size) for one in packed], 5, micro_batches, in_place=False)
+    return sum(map(len, packed)), time.process_time() - cpu_s
 
 
 def _fork(body: Callable[[], Any]) -> tuple[int, int]:

@@ -11,18 +11,35 @@ each chunk. Any other model is one chunk.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
-
-FREE, ASSIGNED, DONE = 0, 1, 2
-"""The state of a micro-batch on one rank: not the rank's own; its own and not computed; computed and accumulated."""
 
 MicroBatchesOfChunks = tuple[frozenset[int], ...]
 """A set of micro-batches for each model chunk of a rank."""
 
 EMPTY_DIGEST = bytes(32)
 """The digest of samples before the first update."""
+
+
+def bits_of(micro_batches: Iterable[int]) -> int:
+    """Return a number that has the bits of some micro-batches set."""
+    found = 0
+    for k in micro_batches:
+        found |= 1 << k
+    return found
+
+
+@lru_cache(maxsize=4096)  # the ranks of a replica mostly have the same
+def micro_batches_of(bits: int) -> frozenset[int]:
+    """Return the micro-batches whose bits are set in a number."""
+    found = []
+    while bits:
+        lowest = bits & -bits
+        found.append(lowest.bit_length() - 1)
+        bits ^= lowest
+    return frozenset(found)
 
 
 def chain_digest(digest: bytes, sample_ids: list[int]) -> bytes:
@@ -106,18 +123,6 @@ class PartialStep:
         self.losses, self.tokens, self.samples = {}, {}, {}
         self.done = [set() for _ in self.done]
         self.computed = [set() for _ in self.computed]
-
-    def states(self, micro_batches: int) -> list[list[int]]:
-        """Return, for each model chunk, ``FREE``, ``ASSIGNED`` or ``DONE`` for each of the step's micro-batches."""
-        found = []
-        for done in self.done:
-            states = [FREE] * micro_batches
-            for k in self.assigned:
-                states[k] = ASSIGNED
-            for k in done:
-                states[k] = DONE
-            found.append(states)
-        return found
 
     def remaining(self) -> list[int]:
         """Return the assigned micro-batches that are still to be computed, by some chunk at least."""

@@ -7,7 +7,7 @@ import dataclasses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unicron.accounting import ASSIGNED, DONE, FREE
+from unicron.accounting import bits_of, micro_batches_of
 from unicron.join.agreement import Report, common_version
 from unicron.join.dealing import Deal, deal, kept_gradients, share
 
@@ -20,7 +20,7 @@ examples = settings(deadline=None, derandomize=True)
 
 def done_of(report: Report) -> tuple[set[int], ...]:
     """Return the micro-batches that each model chunk has done."""
-    return tuple({k for k, state in enumerate(states) if state == DONE} for states in report.micro_batches)
+    return tuple(set(micro_batches_of(bits)) for bits in report.done_bits)
 
 
 @st.composite
@@ -35,7 +35,7 @@ def histories(draw: st.DrawFn) -> list[Report]:
         for replica in range(replicas):
             for slice_ in range(tensor):
                 reduced = draw(st.integers(0, BUCKETS))
-                states = st.tuples(*[st.sampled_from([FREE, ASSIGNED, DONE])] * micro_batches)
+                bits = st.integers(0, 2**micro_batches - 1)
                 reports.append(
                     Report(
                         coordinate=(slice_, stage),
@@ -45,7 +45,9 @@ def histories(draw: st.DrawFn) -> list[Report]:
                         accounted=reduced > 0 or draw(st.booleans()),
                         reduced=reduced,
                         buckets=BUCKETS,
-                        micro_batches=draw(st.tuples(*[states] * chunks)),
+                        step_micro_batches=micro_batches,
+                        assigned_bits=draw(bits),
+                        done_bits=draw(st.tuples(*[bits] * chunks)),
                     )
                 )
     return reports
@@ -75,7 +77,7 @@ def carried_out(reports: list[Report], agreed: Deal, micro_batches: int, *, in_p
 @examples
 @given(histories(), st.booleans())
 def test_every_bucket_has_every_micro_batch_exactly_once(reports: list[Report], in_place: bool) -> None:
-    count = len(reports[0].micro_batches[0])
+    count = reports[0].step_micro_batches
     agreed = deal(reports, STEP, count, in_place=in_place)
     for total in carried_out(reports, agreed, count, in_place=in_place):
         assert total == list(range(count))
@@ -84,7 +86,7 @@ def test_every_bucket_has_every_micro_batch_exactly_once(reports: list[Report], 
 @examples
 @given(histories(), st.booleans())
 def test_nothing_is_computed_that_no_shard_needs(reports: list[Report], in_place: bool) -> None:
-    count = len(reports[0].micro_batches[0])
+    count = reports[0].step_micro_batches
     agreed = deal(reports, STEP, count, in_place=in_place)
     work = [k for ks in agreed.assigned for k in ks]
     assert len(work) == len(set(work))
@@ -97,7 +99,7 @@ def test_nothing_is_computed_that_no_shard_needs(reports: list[Report], in_place
 def test_a_replica_keeps_in_place_what_all_its_shards_have(reports: list[Report]) -> None:
     """And keeps it if no other replica has any of it, in the usual case: all have been in the newest generation."""
     reports = [dataclasses.replace(report, partial=STEP, generation=1) for report in reports]
-    agreed = deal(reports, STEP, len(reports[0].micro_batches[0]), in_place=True)
+    agreed = deal(reports, STEP, reports[0].step_micro_batches, in_place=True)
     done: dict[int, set[frozenset[int]]] = {}
     for report in reports:
         if not agreed.kept[report.coordinate].is_complete:
@@ -147,12 +149,9 @@ def test_buckets_of_an_older_generation_do_not_count(reports: list[Report]) -> N
 
 def test_a_reduced_bucket_of_a_single_rank_is_kept() -> None:
     def survivor(replica: int, reduced: int) -> Report:
-        states = [FREE] * 6
-        for k in share(replica, 3, 6):
-            states[k] = DONE
         return Report(
             coordinate=(0, 0), replica=replica, partial=STEP, generation=1, accounted=reduced > 0,
-            reduced=reduced, buckets=BUCKETS, micro_batches=(tuple(states),),
+            reduced=reduced, buckets=BUCKETS, done_bits=(bits_of(share(replica, 3, 6)),),
         )  # fmt: skip
 
     agreed = deal([survivor(0, 1), survivor(1, 2)], STEP, 6, in_place=False)
@@ -164,25 +163,20 @@ def test_a_reduced_bucket_of_a_single_rank_is_kept() -> None:
 
 
 def test_twelve_over_five_after_one_of_six_is_lost() -> None:
-    members = []
-    for replica, rank in enumerate((0, 1, 2, 4, 5)):
-        states = [FREE] * 12
-        for k in share(rank, 6, 12):
-            states[k] = DONE
-        members.append(
-            Report(coordinate=(0, 0), replica=replica, partial=STEP, generation=1, micro_batches=(tuple(states),))
-        )
-    assert deal(members, STEP, 12, in_place=False).assigned == [(3,), (9,), (), (), ()]
-    started = [
-        dataclasses.replace(m, micro_batches=(tuple(min(s, ASSIGNED) for s in m.micro_batches[0]),)) for m in members
+    shares = [bits_of(share(rank, 6, 12)) for rank in (0, 1, 2, 4, 5)]
+    members = [
+        Report(coordinate=(0, 0), replica=replica, partial=STEP, generation=1, done_bits=(bits,))
+        for replica, bits in enumerate(shares)
     ]
+    assert deal(members, STEP, 12, in_place=False).assigned == [(3,), (9,), (), (), ()]
+    started = [dataclasses.replace(m, assigned_bits=m.done_bits[0], done_bits=(0,)) for m in members]
     assert deal(started, STEP, 12, in_place=False).assigned == [(0, 3, 6), (1, 7, 9), (2, 8), (4, 10), (5, 11)]
 
 
 def test_a_chunk_that_is_ahead_keeps_what_it_has() -> None:
     """An interleaved schedule was broken off: the second chunk has done two micro-batches, the first one of them."""
-    ahead = ((DONE, ASSIGNED, ASSIGNED), (DONE, DONE, ASSIGNED))
-    agreed = deal([Report(coordinate=(0, 0), partial=STEP, generation=1, micro_batches=ahead)], STEP, 3, in_place=False)
+    ahead = Report(coordinate=(0, 0), partial=STEP, generation=1, assigned_bits=0b111, done_bits=(0b001, 0b011))
+    agreed = deal([ahead], STEP, 3, in_place=False)
     assert agreed.kept[0, 0].kept == (frozenset({0}), frozenset({0, 1}))
     assert agreed.assigned == [(1, 2)]
 

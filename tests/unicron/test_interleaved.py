@@ -20,6 +20,7 @@ from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import agent
 from tests.unicron.test_loss_scale import ALL_AT_ONCE, example
 from tests.unicron.test_supported import in_megatrons_wrapper
+from unicron.accounting import bits_of
 from unicron.errors import UnsupportedModel, WrongLoop
 from unicron.gradients.precision import Precision
 from unicron.join.agreement import Report
@@ -94,7 +95,7 @@ def test_a_chunk_adds_what_it_lacks_and_nothing_twice(precision: Precision) -> N
     assert state.partial is not None
     report = Report(
         coordinate=(0, 0), partial=1, generation=1, buckets=state.accumulator.buckets,
-        micro_batches=tuple(map(tuple, state.partial.states(3))),
+        assigned_bits=bits_of(state.partial.assigned), done_bits=tuple(map(bits_of, state.partial.done)),
     )  # fmt: skip
     dealt = deal([report], 1, 3, in_place=False)
     state.resume(1, dealt.kept[0, 0], 0, dealt.assigned[0], micro_batches=3)

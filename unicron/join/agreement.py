@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unicron.accounting import DONE, FREE, MicroBatchesOfChunks
+from unicron.accounting import MicroBatchesOfChunks, micro_batches_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +46,19 @@ class Report:
     """Micro-batches of the begun step, over all replicas."""
     last_step: int = 0
     """The step behind which the training ends: an earlier one than the others know, where it has agreed to end."""
-    micro_batches: tuple[tuple[int, ...], ...] = ((),)
-    """The state of each micro-batch of that step (``FREE``, ``ASSIGNED`` or ``DONE``), for each model chunk, of which
-    all members have equally many. The buckets that are not reduced contain the sum of the gradients of those done."""
+    assigned_bits: int = 0
+    """The bit of each micro-batch of that step that is assigned to the member's replica."""
+    done_bits: tuple[int, ...] = (0,)
+    """The bit of each one that is done, for each model chunk, of which all members have equally many. The buckets that
+    are not reduced contain the sum of the gradients of those done."""
 
     def done(self) -> MicroBatchesOfChunks:
         """Return the micro-batches that are done, for each model chunk."""
-        return tuple(frozenset(k for k, state in enumerate(states) if state == DONE) for states in self.micro_batches)
+        return tuple(map(micro_batches_of, self.done_bits))
 
     def assigned_or_done(self) -> frozenset[int]:
         """Return the micro-batches that are assigned to the member's replica, or done by some chunk."""
-        return frozenset(k for states in self.micro_batches for k, state in enumerate(states) if state != FREE)
+        return micro_batches_of(self.assigned_bits).union(*self.done())
 
 
 def common_version(reports: Sequence[Report]) -> int:

@@ -23,19 +23,19 @@ def kept_gradients(reports: Sequence[Report], step: int, coordinate: tuple[int, 
     """
     ranks = [rank for rank, report in enumerate(reports) if report.coordinate == coordinate]
     begun = [rank for rank in ranks if reports[rank].partial == step]
-    nothing: MicroBatchesOfChunks = (frozenset(),) * len(reports[ranks[0]].micro_batches)
+    nothing: MicroBatchesOfChunks = (frozenset(),) * len(reports[ranks[0]].done_bits)
     if not begun:
         return KeptGradients(reduced_by_rank=dict.fromkeys(ranks, 0), kept_by_rank=dict.fromkeys(ranks, nothing))
     newest = max(reports[rank].generation for rank in begun)
     current = [rank for rank in begun if reports[rank].generation == newest]
     reduced = max(reports[rank].reduced for rank in current)
     kept: dict[int, MicroBatchesOfChunks] = dict.fromkeys(ranks, nothing)
-    kept_so_far = nothing
+    kept_so_far = (0,) * len(nothing)
     for rank in sorted(begun, key=lambda rank: (-reports[rank].generation, rank)):
-        done = reports[rank].done()
+        done = reports[rank].done_bits
         overlaps = any(own & others for own, others in zip(done, kept_so_far, strict=True))
         if (rank in current or reports[rank].reduced == 0) and not overlaps:
-            kept[rank] = done
+            kept[rank] = reports[rank].done()
             kept_so_far = tuple(own | others for own, others in zip(done, kept_so_far, strict=True))
     return KeptGradients(
         generation=newest,

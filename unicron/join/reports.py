@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
+import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from unicron import device
-from unicron.accounting import FREE, PartialStep
+from unicron.accounting import PartialStep, bits_of
 from unicron.join.agreement import Report
 from unicron.join.member_checks import MemberChecks
 from unicron.link.waiting import Wait
 from unicron.megatron.model import model_chunks
 from unicron.megatron.parallel import data_group, model_coordinate
 from unicron.state.rank_state import RankState
+from unicron.torch_names import all_gather_single
 
 
-class _Row(NamedTuple):
-    """A report as integers; the states of the micro-batches follow behind these, model chunk by model chunk."""
+class Row(NamedTuple):
+    """A report as integers. The bits of the micro-batches follow: those assigned, then for each chunk those done."""
 
     tensor_rank: int
     pipeline_rank: int
@@ -37,6 +39,10 @@ class _Row(NamedTuple):
     open_section: int = 0
     step_micro_batches: int = 0
     last_step: int = 0
+
+
+_NUMBERS = struct.Struct(f"<{len(Row._fields)}q")
+"""The binary form of a row."""
 
 
 def gather_reports(
@@ -65,7 +71,7 @@ def gather_reports(
     Raises:
         RuntimeError: a member was lost meanwhile.
     """
-    row = _Row(
+    row = Row(
         *model_coordinate(),
         replica=data_group().rank(),
         complete=rank_state.applied if is_complete else -1,
@@ -78,7 +84,7 @@ def gather_reports(
         last_step=last_step,
     )
     chunks = len(model_chunks(rank_state.model))
-    states = [[FREE] * micro_batches] * chunks
+    assigned, done = 0, [0] * chunks
     if partial is not None:
         row = row._replace(
             partial=partial.step,
@@ -87,16 +93,26 @@ def gather_reports(
             reduced=partial.reduced,
             step_micro_batches=partial.micro_batches,
         )
-        states = partial.states(micro_batches)
-    mine = torch.tensor([*row, *itertools.chain(*states)], dtype=torch.int64, device=device.current())
-    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    wait(dist.all_gather(gathered, mine, async_op=True))
-    return [_report(numbers.tolist(), chunks) for numbers in gathered]
+        assigned, done = bits_of(partial.assigned), [bits_of(one) for one in partial.done]
+    size = (micro_batches + 7) // 8
+    packed = pack(row, [assigned, *done], size)
+    mine = torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(device.current())
+    everything = torch.empty(dist.get_world_size() * len(packed), dtype=torch.uint8, device=device.current())
+    wait(all_gather_single(everything, mine, async_op=True))
+    received = everything.cpu().numpy().tobytes()
+    return [unpack(received[at : at + len(packed)], size) for at in range(0, len(received), len(packed))]
 
 
-def _report(numbers: list[int], chunks: int) -> Report:
-    row, states = _Row(*numbers[: len(_Row._fields)]), numbers[len(_Row._fields) :]
-    count = len(states) // chunks
+def pack(row: Row, bits: Sequence[int], size: int) -> bytes:
+    """Return the binary form of a report; ``bits``: of micro-batches, each ``size`` bytes long."""
+    return _NUMBERS.pack(*row) + b"".join(one.to_bytes(size, "little") for one in bits)
+
+
+def unpack(packed: bytes, size: int) -> Report:
+    """Return a report from its binary form."""
+    row = Row(*_NUMBERS.unpack_from(packed))
+    parts = range(_NUMBERS.size, len(packed), size)
+    assigned, *done = (int.from_bytes(packed[at : at + size], "little") for at in parts)
     return Report(
         coordinate=(row.tensor_rank, row.pipeline_rank),
         replica=row.replica,
@@ -113,5 +129,6 @@ def _report(numbers: list[int], chunks: int) -> Report:
         open_section=row.open_section,
         step_micro_batches=row.step_micro_batches,
         last_step=row.last_step,
-        micro_batches=tuple(tuple(states[i * count : (i + 1) * count]) for i in range(chunks)),
+        assigned_bits=assigned,
+        done_bits=tuple(done),
     )
