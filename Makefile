@@ -68,10 +68,10 @@ demo: install
 APART := e2e or cluster or containers or slurm or soak or parity or fuzz or page
 
 # Most tests wait for processes a part of their time, so three share two cores. Tests from end to end run apart from the
-# others, each file's tests one after the other. `make test` has those that are marked short.
+# others: two files at a time, each file's tests one after the other. `make test` has those that are marked short.
 test: install
 	$(PYTEST) -n 3 --dist worksteal --durations 15 --ignore tests/cluster --ignore tests/e2e -m "not ($(APART) or slow)"
-	$(PYTEST) -n 3 --dist loadfile --durations 15 -m "short" tests/cluster tests/e2e
+	$(PYTEST) -n 2 --dist loadfile --durations 15 -m "short" tests/cluster tests/e2e
 
 # What the gate has and what it leaves out, with more examples. Each part is a target; the first that fails ends it, except
 # with `make -k`.
