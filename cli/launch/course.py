@@ -10,14 +10,16 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from cli.launch.checking import say
 from cli.launch.ending import Ending, ending_of
 from cli.launch.interrupts import Interrupts, OnInterrupt, answer_of, decided
 from cli.launch.place import Place
 from cli.launch.submission import Submitted, Whole, submit
+from cli.launch.time_limit import interrupt_before_limit
 from cli.stack.devices import Division
+from cli.stack.meeting import Meeting
 from cli.stack.run_directory import DEMO_MARKER
 from cli.stack.stack import Stack
 from cli.waiting import Record, WaitingClient
@@ -49,7 +51,8 @@ class Launched:
     ``named``: whether the user has given the name. ``division``, ``environment``: the workers of an embedded stack, and
     variables that they inherit beside those of this process. ``stream``: for the output of the ranks. ``whole``: for a
     task that restarts whole where a setting is refused at its start; None: then it has failed. ``shipped``: the code
-    that comes along; None: the nodes have it.
+    that comes along; None: the nodes have it. ``meeting``: where an embedded stack meets further nodes; None: it has
+    none. ``stop_before_s``: how long before a job's time limit an embedded task is stopped (``time_limit.py``).
     """
 
     spec: TaskSpec
@@ -61,27 +64,51 @@ class Launched:
     environment: dict[str, str] = field(default_factory=dict)
     whole: Whole | None = None
     shipped: Shipment | None = None
+    meeting: Meeting | None = None
+    stop_before_s: float | None = None
 
 
-async def course(launched: Launched) -> tuple[Ending | None, bool]:
-    """Run a task to its end; return that, and whether it was left running. No ending: it was never submitted.
+class Course(NamedTuple):
+    """How a run has ended.
+
+    ``ending``: of its task; None: it was never submitted. ``left``: whether the task was left running. ``at_limit``:
+    whether it was interrupted since the time limit of its job came.
+    """
+
+    ending: Ending | None
+    left: bool
+    at_limit: bool = False
+
+
+async def course(launched: Launched) -> Course:
+    """Run a task to its end; return that.
 
     Raises:
         UnicronError: a part did not start or fails, or the server refuses the task.
     """
     with Interrupts() as interrupts:
         if launched.place.server is not None:
-            return await _run(launched, launched.place.server, interrupts)
-        async with _embedded(launched, interrupts) as stack:
-            if stack is None:
-                return None, False
-            following = asyncio.create_task(_run(launched, stack.url, interrupts))
-            await _first(following, stack.failed)
-            if not following.done():
-                following.cancel()
-                await asyncio.gather(following, return_exceptions=True)
-                raise stack.failed.result()
-            return await following
+            return Course(*await _run(launched, launched.place.server, interrupts))
+        limit = asyncio.create_task(interrupt_before_limit(interrupts, launched.stop_before_s))
+        try:
+            return Course(*await _run_embedded(launched, interrupts), interrupts.at_limit)
+        finally:
+            limit.cancel()
+            await asyncio.gather(limit, return_exceptions=True)
+
+
+async def _run_embedded(launched: Launched, interrupts: Interrupts) -> tuple[Ending | None, bool]:
+    """Do what ``_run`` does, on a stack for the time of the run."""
+    async with _embedded(launched, interrupts) as stack:
+        if stack is None:
+            return None, False
+        following = asyncio.create_task(_run(launched, stack.url, interrupts))
+        await _first(following, stack.failed)
+        if not following.done():
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            raise stack.failed.result()
+        return await following
 
 
 @contextlib.asynccontextmanager
@@ -94,6 +121,7 @@ async def _embedded(launched: Launched, interrupts: Interrupts) -> AsyncIterator
         workers_per_node=launched.division.workers_per_node,
         devices=launched.division.shown,
         environment=launched.environment,
+        meeting=launched.meeting,
     )
     starting = asyncio.create_task(stack.start())
     try:
@@ -258,12 +286,15 @@ async def _interrupted(
         say(f"{name} trains on: `unicron logs {name} --follow`, `unicron stop {name}`")
         return True
     say(f"stops {name} at the next step, with a checkpoint; another Ctrl-C ends this at once")
+    began = time.monotonic()
     with contextlib.suppress(Conflict):  # it has ended meanwhile
         await client.post(f"{task_path(name)}/stop", {"lose_steps": False})
     task = await client.until(f"{name} stops", lambda: _answered(client, name))
     if task["state"] in ENDED:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(output, LAST_OUTPUT_S)
+        if interrupts.at_limit:
+            say(f"the stop took {time.monotonic() - began:.0f} s; --stop-before-s is to be longer than that")
         return False
     say(f"{name} cannot be saved ({task['stop_refused']['reason']})")
     return not embedded

@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM while a task is followed: the first is answered, a Ctrl-C behind it ends the process at once."""
+"""Ctrl-C and SIGTERM while a task is followed: the first is answered, a Ctrl-C behind it ends the process at once.
+
+The time limit of a batch job is another interruption (``time_limit.py``).
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,9 @@ def decided(wanted: OnInterrupt, number: int, *, embedded: bool, terminal: bool)
 
 
 class Interrupts:
-    """The signals that interrupt a run, while this block lasts."""
+    """What interrupts a run, while this block lasts. ``at_limit``: it was a job's time limit."""
+
+    at_limit = False
 
     def __init__(self) -> None:
         self._came: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -63,6 +68,12 @@ class Interrupts:
     def came(self) -> asyncio.Future[int]:
         """A future that is done, with the signal's number, when one has come."""
         return self._came
+
+    def limit_comes(self) -> None:
+        """Interrupt the run as a SIGTERM does, since its job's time limit comes."""
+        if not self._came.done():
+            self.at_limit = True
+            self._came.set_result(signal.SIGTERM)
 
     def _note(self, number: int) -> None:
         if not self._came.done():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from cli.launch.allocation import Allocation
 from cli.launch.environment import OF_DEVICES
 from cli.stack.devices import MOST, Device, Division, divide, found
 from services.agent.machine.hardware import VISIBLE_VARIABLE, Devices
@@ -31,25 +33,33 @@ class Place(NamedTuple):
     said: str
 
 
-def place_of(server: str | None, run_dir: Path | None) -> Place:
+def place_of(server: str | None, run_dir: Path | None, allocation: Allocation | None = None) -> Place:
     """Return where a task runs: on the server that is named, or listens at the default address, or embedded.
 
     Args:
         server: as the user has named it, or ``UNICRON_SERVER`` has.
         run_dir: as the user has named it; an embedded stack is meant then.
+        allocation: the nodes on which srun has started this command; an embedded stack is meant then, too.
 
     Raises:
-        InvalidInput: both are given.
+        InvalidInput: a server is given where an embedded stack is meant.
     """
     if server is not None:
+        if allocation is not None:
+            problem = f"has one process submit a task, and srun has started {allocation.nodes}: srun --ntasks 1"
+            error = {"field": "--server", "value": server, "problem": problem}
+            raise InvalidInput(f"--server, UNICRON_SERVER: {server!r} {problem}", [error])
         if run_dir is not None:
             problem = "is of an embedded stack, and --server or UNICRON_SERVER names a cluster"
             error = {"field": "--run-dir", "value": str(run_dir), "problem": problem}
             raise InvalidInput(f"--run-dir: {str(run_dir)!r} {problem}", [error])
         return Place(server, DEFAULT_RUN_DIR, f"runs on the cluster of {server}")
+    folder = run_dir or DEFAULT_RUN_DIR
+    if allocation is not None:
+        said = f"runs on the {allocation.nodes} nodes of this srun, in an embedded stack for the time of the run"
+        return Place(None, folder, f"{said} ({folder})")
     if run_dir is None and _takes_tasks(DEFAULT_SERVER):
         return Place(DEFAULT_SERVER, DEFAULT_RUN_DIR, f"runs on the cluster of {DEFAULT_SERVER}, which answers there")
-    folder = run_dir or DEFAULT_RUN_DIR
     return Place(None, folder, f"runs on this machine, in an embedded stack for the time of the run ({folder})")
 
 
@@ -62,20 +72,31 @@ def _takes_tasks(server: str) -> bool:
         return False
 
 
-def devices_of(in_front: dict[str, str], wanted: Device) -> Devices:
+def devices_of(in_front: Mapping[str, str], wanted: Device) -> Devices:
     """Return the devices that the command may use, which may say so itself with a variable in front."""
     return Devices() if wanted is Device.CPU else found(in_front.get(VISIBLE_VARIABLE))
 
 
-def division(there: Devices, wanted: Device, workers: int) -> Division:
+def division(there: Devices, wanted: Device, workers: int, nodes: int = 1) -> Division:
     """Return how the workers of a task are placed on this machine: on a device each, or all of them on the CPU.
 
     Where there are devices, a task that needs more of them than there are does not train on the CPU by itself.
 
+    Args:
+        there: the devices of this machine.
+        wanted: what workers are to train on.
+        workers: of the task.
+        nodes: machines, of which this is one, and each has as many.
+
     Raises:
-        InvalidInput: there are more workers than one machine takes.
+        InvalidInput: the nodes cannot have as many workers each, or there are more than one machine takes.
         NoDevice: workers were to train on devices, and there are too few.
     """
+    if workers % nodes:
+        problem = f"must be a multiple of {nodes}, the nodes of this srun"
+        error = {"field": "--workers", "value": workers, "problem": problem}
+        raise InvalidInput(f"--workers: {workers} {problem}", [error])
+    workers //= nodes
     if workers > MOST:
         problem = f"must be at most {MOST} on one machine; --server names a cluster"
         raise InvalidInput(
@@ -86,6 +107,6 @@ def division(there: Devices, wanted: Device, workers: int) -> Division:
     return divide(there, wanted, 1, workers, who="the task")
 
 
-def inherited(in_front: dict[str, str]) -> dict[str, str]:
+def inherited(in_front: Mapping[str, str]) -> dict[str, str]:
     """Return the variables in front of a command that processes of an embedded stack inherit."""
     return {name: value for name, value in in_front.items() if name not in OF_DEVICES}

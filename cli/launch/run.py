@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -18,9 +18,11 @@ from cli.options import Format, Output, Server, Ship, ShipFiles
 from cli.stack.devices import MOST, Device, DeviceOption
 
 if TYPE_CHECKING:
+    from cli.launch.allocation import Allocation
     from cli.launch.course import Launched
     from cli.launch.place import Place
     from cli.launch.specification import Given
+    from cli.stack.meeting import Meeting
     from shared.tasks.specification import TaskSpec
     from unicron_client.shipped_code import Shipment
 
@@ -34,6 +36,9 @@ ALLOW_SHIPPED_CODE = "UNICRON_ALLOW_SHIPPED_CODE"
 
 REFUSED = 3
 """Exit status of a command line that would train wrongly, or is not healed as the user needs it."""
+
+AT_LIMIT = os.EX_TEMPFAIL
+"""Exit status of a run that was stopped before the time limit of its job: the same command goes on later."""
 
 
 @app.command("run", context_settings={"allow_interspersed_args": False})
@@ -77,6 +82,14 @@ def run(
         OnInterrupt,
         typer.Option(help="Ctrl-C: stop the task with a checkpoint, leave it running on its cluster, or ask."),
     ] = OnInterrupt.ASK,
+    stop_before_s: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="In a Slurm job: stop so long before its time limit, with a checkpoint, and exit 75; 0: never. "
+            "Default: 300, or a quarter of the time that is left at the start.",
+        ),
+    ] = None,
     output: Output = Format.TEXT,
 ) -> None:
     """Run what stood behind torchrun, and heal it; with --check, say only how it would be healed.
@@ -85,27 +98,73 @@ def run(
     server that answers at the default address; else on this machine, in a stack that is started for the time of the
     run. What its ranks print is printed.
 
-    Exit status: 0 if the task has succeeded, 1 if it has failed or was stopped, 3 if the command line is refused, 130
-    if the task was left running.
+    With srun --ntasks-per-node 1 on several nodes, the nodes of that srun are the cluster, for the time of the run.
+
+    Exit status: 0 if the task has succeeded, 1 if it has failed or was stopped, 3 if the command line is refused, 75 if
+    it was stopped before the time limit of its Slurm job, 130 if the task was left running.
 
     --check needs neither a cluster nor a device. Where Megatron-LM's training module can be imported its own parser
     reads the arguments, in a process of its own; elsewhere a table of its releases does. A script of megatron-bridge's
     is run up to its pretrain().
     """
+    from cli.launch.allocation import allocation_of
+
+    allocation = allocation_of(os.environ)
+    options = _Options(
+        check, require_healing, workers, name, env or [], spec, ship, ship_file or (), server, run_dir, device,
+        on_interrupt, stop_before_s, output, allocation,
+    )  # fmt: skip
+    if check or allocation is None:
+        if allocation is None or allocation.is_first:
+            _run(command, options, None)
+        return
+    from cli.launch.place import place_of
+    from cli.stack.meeting import Meeting
+
+    folder = place_of(server, run_dir, allocation).run_dir
+    meeting = Meeting(folder, allocation.name, allocation.node, allocation.nodes)
+    if not allocation.is_first:
+        raise typer.Exit(_take_part(command, options, meeting, folder))
+    with meeting.opened():
+        _run(command, options, meeting)
+
+
+class _Options(NamedTuple):
+    """The options of the verb, and the nodes on which srun has started it; None: it has not, or on one alone."""
+
+    check: bool
+    require_healing: bool
+    workers: int | None
+    name: str | None
+    env: Sequence[str]
+    spec: Path | None
+    ship: Path | None
+    ship_file: Sequence[str]
+    server: str | None
+    run_dir: Path | None
+    device: Device
+    on_interrupt: OnInterrupt
+    stop_before_s: float | None
+    output: Format
+    allocation: Allocation | None
+
+
+def _run(command: list[str], options: _Options, meeting: Meeting | None) -> None:
+    """Check a command line, and run it if that is asked for; the nodes of ``meeting`` are those of the stack."""
     from cli.launch.specification import read_base
     from cli.output import print_json, print_json_line
 
-    base = {} if spec is None else read_base(spec)
-    found = checked(command, base)
+    base = {} if options.spec is None else read_base(options.spec)
+    found, require_healing = checked(command, base), options.require_healing
     refused = found.check.verdict == "refused" or (require_healing and found.check.verdict == "restart")
-    if check or refused:
-        if output is Format.JSON:
+    if options.check or refused:
+        if options.output is Format.JSON:
             print_json_line(found.check.document())
-        elif check:
+        elif options.check:
             show(found)
         if not refused:
             return
-        for line in said(found) if not check else ():
+        for line in said(found) if not options.check else ():
             say(line)
         if require_healing:
             say("--require-healing: it is not healed inside the step")
@@ -115,57 +174,54 @@ def run(
 
     from cli.launch.course import course
     from shared.tasks.refusals import why_not_healed
-    from unicron_client.shipped_code import shipment
 
-    launched = _launched(
-        found,
-        name=name,
-        workers=workers,
-        env=env or [],
-        base=base,
-        shipped=None if ship is None else shipment(ship, ship_file or ()),
-        server=server,
-        run_dir=run_dir,
-        device=device,
-        on_interrupt=on_interrupt,
-    )
-    if output is Format.JSON:
+    launched = replace(_launched(found, options, base, meeting), meeting=meeting, stop_before_s=options.stop_before_s)
+    if options.output is Format.JSON:
         launched = replace(launched, stream=sys.stderr)
     if require_healing:
         launched = replace(launched, whole=None)
     division = launched.division
-    more = [launched.place.said, division.said if division else "", str(launched.shipped or "")]
+    more = [launched.place.said, division.said if division else "", _bound() if division else "",
+            str(launched.shipped or "")]  # fmt: skip
     for line in (*said(found), *unused(found), *more):
         if line:
             say(line)
-    ending, left = asyncio.run(course(launched))
+    ending, left, at_limit = asyncio.run(course(launched))
     if ending is None:
         say("interrupted before the task was submitted")
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(AT_LIMIT if at_limit else INTERRUPTED)
     say(ending.line())
-    if output is Format.JSON:
+    if options.output is Format.JSON:
         shown = found.check.restarting(found.name, ending.task["spec"].get("not_healed", ""))
         document = shown.document()
         print_json({"verdict": document["verdict"], "settings": document["settings"], **ending.document()})
     if left:
         raise typer.Exit(INTERRUPTED)
     if not ending.succeeded:
+        if at_limit and ending.task["state"] == "stopped":
+            raise typer.Exit(AT_LIMIT)
         raise typer.Exit(REFUSED if require_healing and why_not_healed(ending.task["reason"] or "") else 1)
 
 
-def _launched(
-    found: Checked,
-    *,
-    name: str | None,
-    workers: int | None,
-    env: list[str],
-    base: Mapping[str, Any],
-    shipped: Shipment | None,
-    server: str | None,
-    run_dir: Path | None,
-    device: Device,
-    on_interrupt: OnInterrupt,
-) -> Launched:
+def _take_part(command: list[str], options: _Options, meeting: Meeting, run_dir: Path) -> int:
+    """Run the agent of a further node until the run ends; return its exit status.
+
+    Raises:
+        UnicronError: as ``take_part``; or the command line starts no script.
+    """
+    import asyncio
+
+    from cli.launch.other_node import take_part
+    from shared.launch.command import parse_command
+
+    if line := _bound():
+        say(line)
+    in_front = parse_command(command).environment
+    inherited = _inherited(in_front, options.ship is not None)
+    return asyncio.run(take_part(meeting, run_dir.resolve(), in_front, inherited, options.device))
+
+
+def _launched(found: Checked, options: _Options, base: Mapping[str, Any], meeting: Meeting | None) -> Launched:
     """Return what is run. Nothing is started or asked for but a server at the default address, and this machine's GPUs.
 
     Raises:
@@ -176,9 +232,12 @@ def _launched(
     from cli.launch.specification import Given
     from shared.errors import InvalidInput
     from shared.tasks.code import SEARCH_PATH, WORKING_DIRECTORY
+    from unicron_client.shipped_code import shipment
 
-    where, launch = place.place_of(server, run_dir), found.launch
-    count = workers or launch.workers or base.get("workers", {}).get("max")
+    where, launch = place.place_of(options.server, options.run_dir, options.allocation), found.launch
+    name, env, on_interrupt = options.name, options.env, options.on_interrupt
+    shipped = None if options.ship is None else shipment(options.ship, options.ship_file)
+    count = options.workers or launch.workers or base.get("workers", {}).get("max")
     here = {WORKING_DIRECTORY: str(Path.cwd())}
     if where.server is not None:
         travelling = environment.travelling(os.environ, launch.environment, env, base.get("secrets", {}), Path.cwd())
@@ -192,17 +251,32 @@ def _launched(
         error = {"field": "--on-interrupt", "value": on_interrupt.value, "problem": problem}
         raise InvalidInput(f"--on-interrupt: 'leave' {problem}", [error])
     environment.check_named(env, os.environ)
-    there = place.devices_of(launch.environment, device)
-    count = count or min(len(there.entries), MOST) or 1
-    inherited = environment.absolute({**_search_path(), **place.inherited(launch.environment)}, Path.cwd())
+    there, nodes = place.devices_of(launch.environment, options.device), 1 if meeting is None else meeting.nodes
+    count = count or nodes * (min(len(there.entries), MOST) or 1)
+    inherited = _inherited(launch.environment, shipped is not None)
     if shipped is not None and SEARCH_PATH in inherited:
         here[SEARCH_PATH] = inherited[SEARCH_PATH]  # of the copy, as far as it is in the folder
     launched = _specified(found, Given(name, count, here, base), where, on_interrupt, shipped)
     if (python := fork_server_interpreter(found)) and INTERPRETERS not in os.environ:
         inherited[INTERPRETERS] = python
-    if shipped is not None:
-        inherited[ALLOW_SHIPPED_CODE] = "true"  # who runs it operates this machine
-    return replace(launched, division=place.division(there, device, count), environment=inherited)
+    division = place.division(there, options.device, count, nodes)
+    return replace(launched, division=division, environment=inherited)
+
+
+def _bound() -> str:
+    """Return a line for the user if srun has bound this process to few CPUs."""
+    from cli.launch.allocation import bound
+
+    return bound(os.environ, len(os.sched_getaffinity(0)))
+
+
+def _inherited(in_front: Mapping[str, str], ships: bool) -> dict[str, str]:
+    """Return the variables that processes of an embedded stack inherit beside those of this process."""
+    from cli.launch import environment, place
+
+    found = environment.absolute({**_search_path(), **place.inherited(in_front)}, Path.cwd())
+    # Who runs it operates this machine.
+    return found | ({ALLOW_SHIPPED_CODE: "true"} if ships else {})
 
 
 def _specified(

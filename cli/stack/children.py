@@ -78,7 +78,8 @@ class Children:
             UnicronError: one did not start; the others may run.
         """
         self._failed = asyncio.get_running_loop().create_future()
-        await self.start_one(FIRST)
+        if FIRST in self._children:
+            await self.start_one(FIRST)
         await self._start_all(name for name in self._children if name != FIRST and name not in STANDBYS)
         await self._start_all(name for name in self._children if name in STANDBYS)
 

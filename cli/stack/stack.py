@@ -11,9 +11,12 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,15 +25,17 @@ import psutil
 
 from cli.stack.child import START_TIMEOUT_S, Child
 from cli.stack.children import SERVICES, STANDBYS, STOP_ORDER, Children
+from cli.stack.meeting import Meeting, Offer
 from cli.stack.run_directory import RunDirectory
 from cli.waiting import WaitingClient
 from services.agent.files.snapshot_folders import node_folder
+from services.agent.machine import address
 from services.agent.machine.hardware import VISIBLE_VARIABLE
 from shared.bus.identities import node_identity
 from shared.errors import TimedOut, Unavailable, UnicronError
 from shared.nats.nats_server import NatsServer
 from shared.service.joining import CREDENTIAL
-from shared.settings.model import read_settings
+from shared.settings.model import Settings, read_settings
 
 RESTARTS_PER_MINUTE = 5
 """A service that ends more often has a fault that a restart does not mend: the stack gives up."""
@@ -41,13 +46,19 @@ NODE_RETURN_S = 10.0
 READY_POLL_S = 0.05
 """Time between two looks at whether the stack is ready: short beside the seconds that it takes."""
 
+JOIN_S = 300.0
+"""The same on machines that share a file system: they import from there, all at once."""
+
+LEAVE_S = 20.0
+"""For the agents of other machines to end, which takes them seconds, and to be heard; then they count as lost."""
+
 RANK_NICE = 5
 """Ranks of several nodes share this machine's cores with the services: these must answer in milliseconds, and a node
 that comes back must not wait for ranks to import what it needs. Five gives ranks a third of a contended core."""
 
 
 class Stack:
-    """The whole system on one machine.
+    """The whole system on one machine; or its control plane, with a node of its own and others elsewhere.
 
     Args:
         run_dir: where everything is written.
@@ -58,6 +69,7 @@ class Stack:
         environment: further ``UNICRON_*`` settings for all children.
         tls: whether NATS has TLS, with certificates of an authority of its own.
         standby: whether a second detector, planner and transition service stand by.
+        meeting: where other machines bring their nodes from; None: all nodes are here. NATS then has TLS.
 
     Raises:
         InvalidInput: a setting in the environment is not allowed, or contradicts another one.
@@ -74,10 +86,11 @@ class Stack:
         environment: Mapping[str, str] | None = None,
         tls: bool = False,
         standby: bool = False,
+        meeting: Meeting | None = None,
     ) -> None:
         self.run_directory = RunDirectory(run_dir)
         self.run_dir = self.run_directory.path
-        self.node_names = [f"n{i}" for i in range(nodes)]
+        self.node_names = [f"n{i}" for i in range(nodes)] if meeting is None else [meeting.node]
         # The nodes share this machine: an agent that saw all of its devices would give them to its own workers. Without
         # devices none sees any, so that no worker trains on one and another worker on the CPU.
         self._devices = dict(zip(self.node_names, devices or [""] * nodes, strict=True))
@@ -87,9 +100,16 @@ class Stack:
         self._extra = dict(environment or {})
         settings = read_settings()
         self._memory_dir, self._host = settings.memory_dir, settings.host
-        self.nats = NatsServer(self.run_dir / "nats", tls=("127.0.0.1",) if tls else ())
-        self._children = Children(self._pause_s)
-        self._keeping_nats: asyncio.Task[None] | None = None
+        self._meeting, self._others = meeting, list[str]()
+        if meeting is None:
+            self.nats = NatsServer(self.run_dir / "nats", tls=("127.0.0.1",) if tls else ())
+        else:
+            # The stream is made anew from the log, so its store need not be where all nodes see it.
+            self._store = tempfile.TemporaryDirectory(prefix="unicron-nats-")
+            at = _own_address(settings)
+            self.nats = NatsServer(Path(self._store.name), keys=meeting.keys, tls=(at,), host="0.0.0.0")
+        self._children = Children(lambda child, reason: pause_s(child, reason, self.node_names))
+        self._keeping: list[asyncio.Task[None]] = []
         self.url = ""
 
     async def __aenter__(self) -> Self:
@@ -116,15 +136,23 @@ class Stack:
 
         self.run_directory.acquire()
         check_free(self._host, self._port)
-        self.nats.keys.make(more=[node_identity(node) for node in self.node_names])
+        if self._meeting is not None:
+            self._others = await self._meeting.others()
+            pythons = self._extra.get("UNICRON_INTERPRETERS", "")
+            self._meeting.offer(Offer(workers_per_node=self._workers_per_node, on_devices=any(self._devices.values()),
+                                      interpreters=pythons))  # fmt: skip
+        self.nats.keys.make(more=[node_identity(node) for node in (*self.node_names, *self._others)])
         await self.nats.start()
+        if self._meeting is not None:
+            self._keeping.append(asyncio.create_task(self._meeting.keep_beating()))
+            self.nats.keys.make([self.nats.url])  # the other nodes wait for that
         for name, module in SERVICES.items():
             self._children.add(Child(name, module, self._environment(name), self.run_dir))
         for name, service in self._standbys.items():
             self._children.add(Child(name, SERVICES[service], self._environment(service), self.run_dir))
         for node in self.node_names:
             self._children.add(Child(node, "services.agent.main", self.agent_environment(node), self.run_dir))
-        self._keeping_nats = asyncio.create_task(self._keep_nats())
+        self._keeping.append(asyncio.create_task(self._keep_nats()))
         await self._children.start()
         port = (self.run_dir / "services" / "api.port").read_text().strip()
         self.url = f"http://127.0.0.1:{port}"
@@ -135,14 +163,33 @@ class Stack:
     async def stop(self) -> None:
         """Stop everything, in order; returns when no child is left."""
         standbys, movers, *others = STOP_ORDER
-        await self._children.stop([standbys, movers, self.node_names, *others])
-        if self._keeping_nats is not None:
-            self._keeping_nats.cancel()
-            await asyncio.gather(self._keeping_nats, return_exceptions=True)
+        await self._children.stop([standbys, movers])
+        await asyncio.gather(self._children.stop([self.node_names]), self._have_others_leave())
+        await self._children.stop(others)
+        for keeping in self._keeping:
+            keeping.cancel()
+        await asyncio.gather(*self._keeping, return_exceptions=True)
+        self._keeping.clear()
         await self.nats.stop()
         for node in self.node_names:
-            self._forget_memory(node)  # in place of agents that were killed
+            forget_memory(self._memory_dir, self.run_dir, node)  # in place of agents that were killed
+        if self._meeting is not None:
+            self._store.cleanup()
         self.run_directory.release()
+
+    async def _have_others_leave(self) -> None:
+        """Have the agents of other machines end, and wait until the detector has heard of it."""
+        if self._meeting is None or not self.url:
+            return
+        self._meeting.ask_to_leave()
+
+        async def left() -> bool:
+            nodes = {node["name"]: node["state"] for node in await client.items("/v1/nodes")}
+            return all(nodes.get(name) in (None, "left", "lost") for name in self._others)
+
+        async with WaitingClient(self.url, poll_s=READY_POLL_S) as client:
+            with suppress(UnicronError):
+                await client.until("the other nodes have left", left, LEAVE_S)
 
     async def _keep_nats(self) -> None:
         """Start NATS again when it ends: of the children none works without it."""
@@ -171,12 +218,8 @@ class Stack:
                 process.kill()
         if child.process is not None:
             await child.process.wait()
-        self._forget_memory(node)
+        forget_memory(self._memory_dir, self.run_dir, node)
         return killed_at
-
-    def _forget_memory(self, node: str) -> None:
-        """Delete the snapshots that a node had in memory."""
-        shutil.rmtree(node_folder(self._memory_dir, self.run_dir, node), ignore_errors=True)
 
     def kill_service(self, name: str) -> int | None:
         """Kill a service (one of ``SERVICES`` or ``STANDBYS``), which is then started again.
@@ -191,42 +234,23 @@ class Stack:
 
     def agent_environment(self, node: str) -> dict[str, str]:
         """Return the environment of a node's agent."""
-        # A planned stop of all nodes moves nothing: there is nowhere to move to.
-        own = {"UNICRON_NODE": node, "UNICRON_DRAIN_TIMEOUT_S": "0", VISIBLE_VARIABLE: self._devices[node]}
-        return self._environment(node_identity(node), **own)
+        more = self._environment(node_identity(node))
+        return more | agent_variables(node, self._devices[node], self._workers_per_node)
 
-    def _environment(self, identity: str, **more: str) -> dict[str, str]:
-        return {
-            **os.environ,
-            # One thread for each process: workers share the cores, and sums are the same everywhere.
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-            "UNICRON_RANK_NICE": str(RANK_NICE),
-            **self._extra,
-            # The pid, not 1: a child then notices a parent that ended while the child was starting.
-            "UNICRON_PARENT_DEATH": str(os.getpid()),
-            "UNICRON_RUN_DIR": str(self.run_dir),
-            "UNICRON_NATS_URL": self.nats.url,
-            CREDENTIAL: str(self.nats.keys.credential_file(identity)),
-            "UNICRON_PORT": str(self._port),
-            # One address serves one process; the api has the cluster's metrics at its own.
-            "UNICRON_METRICS_ADDRESS": "",
-            "UNICRON_WORKERS_PER_NODE": str(self._workers_per_node),
-            **more,
-        }
-
-    def _pause_s(self, child: Child, reason: UnicronError) -> float:
-        """Return how long to wait before a child that has ended is started again; give up on one that keeps ending."""
-        if (starts := child.recent_starts()) > RESTARTS_PER_MINUTE:
-            raise Unavailable(f"{child.name} ended {starts} times in a minute ({reason.detail})")
-        return NODE_RETURN_S if child.name in self.node_names else 0.0
+    def _environment(self, identity: str) -> dict[str, str]:
+        credential = self.nats.keys.credential_file(identity)
+        common = environment_of(self.run_dir, self.nats.url, credential, self._extra)
+        return common | {"UNICRON_PORT": str(self._port)}
 
     async def _wait_for_nodes(self) -> None:
         """Wait until tasks can be submitted and every node is ready."""
-        answer = "no answer"
+        answer, wanted = "no answer", [*self.node_names, *self._others]
+        limit_s = JOIN_S if self._others else START_TIMEOUT_S
 
         async def ready() -> bool:
             nonlocal answer
+            if self._meeting is not None and (refusals := self._meeting.refusals()):
+                raise Unavailable("; ".join(refusals))
             try:
                 await client.get("/readyz")
                 nodes = await client.items("/v1/nodes")
@@ -235,11 +259,79 @@ class Stack:
                 return False
             # A node that was cordoned in an earlier life of the stack still is.
             found = {node["name"] for node in nodes if node["state"] in ("ready", "cordoned")}
-            answer = f"nodes {sorted(found)} of {self.node_names}"
-            return found >= set(self.node_names)
+            answer = f"nodes {sorted(found)} of {wanted}"
+            return found >= set(wanted)
 
         async with WaitingClient(self.url, poll_s=READY_POLL_S) as client:
             try:
-                await client.until("the stack is ready", ready, START_TIMEOUT_S)
+                await client.until("the stack is ready", ready, limit_s)
             except TimedOut as err:
-                raise Unavailable(f"the stack was not ready within {START_TIMEOUT_S:.0f} s: {answer}") from err
+                raise Unavailable(f"the stack was not ready within {limit_s:.0f} s: {answer}") from err
+
+
+def pause_s(child: Child, reason: UnicronError, nodes: Sequence[str]) -> float:
+    """Return how long to wait before a child that has ended is started again. ``nodes``: those that are agents.
+
+    Raises:
+        Unavailable: it keeps ending.
+    """
+    if (starts := child.recent_starts()) > RESTARTS_PER_MINUTE:
+        raise Unavailable(f"{child.name} ended {starts} times in a minute ({reason.detail})")
+    return NODE_RETURN_S if child.name in nodes else 0.0
+
+
+def environment_of(run_dir: Path, url: str, credential: Path, further: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a child process.
+
+    Args:
+        run_dir: where everything is written.
+        url: of NATS.
+        credential: the child's.
+        further: variables beside those of this process.
+    """
+    return {
+        **os.environ,
+        # One thread for each process: workers share the cores, and sums are the same everywhere.
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "UNICRON_RANK_NICE": str(RANK_NICE),
+        **further,
+        # The pid, not 1: a child then notices a parent that ended while the child was starting.
+        "UNICRON_PARENT_DEATH": str(os.getpid()),
+        "UNICRON_RUN_DIR": str(run_dir),
+        "UNICRON_NATS_URL": url,
+        CREDENTIAL: str(credential),
+        # One address serves one process; the api has the cluster's metrics at its own.
+        "UNICRON_METRICS_ADDRESS": "",
+    }
+
+
+def agent_variables(node: str, devices: str, workers_per_node: int) -> dict[str, str]:
+    """Return what the environment of a node's agent has beside that. ``devices``: ``CUDA_VISIBLE_DEVICES``."""
+    return {
+        "UNICRON_NODE": node,
+        # A planned stop of all nodes moves nothing: there is nowhere to move to.
+        "UNICRON_DRAIN_TIMEOUT_S": "0",
+        VISIBLE_VARIABLE: devices,
+        "UNICRON_WORKERS_PER_NODE": str(workers_per_node),
+    }
+
+
+def forget_memory(memory_dir: Path, run_dir: Path, node: str) -> None:
+    """Delete the snapshots that a node of a run had in memory."""
+    shutil.rmtree(node_folder(memory_dir, run_dir, node), ignore_errors=True)
+
+
+def _own_address(settings: Settings) -> str:
+    """Return the address at which other machines reach this one: that of the settings, else an IPv4 address.
+
+    The host name may stand for a loopback address here, and then an interface's address counts.
+
+    Raises:
+        InvalidInput: there is none.
+    """
+    own = [ip for addresses in address.interfaces().values() for ip in addresses[:1]]
+    with suppress(OSError):
+        own = [str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)] + own
+    usable = (ip for ip in own if ":" not in ip and not ip_address(ip).is_loopback)
+    return address.find(settings, next(usable, ""), "").ip

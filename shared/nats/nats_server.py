@@ -60,7 +60,7 @@ def find_binary() -> Path:
 
 
 class NatsServer:
-    """A nats-server on the loopback interface; an async context manager that starts and stops it.
+    """A nats-server, by itself on the loopback interface; an async context manager that starts and stops it.
 
     The server runs in a session of its own, so that Ctrl-C in a terminal does not reach it. It is killed when the
     thread that started it ends. ``start`` after ``stop`` starts it again on the same port with the same store.
@@ -71,13 +71,21 @@ class NatsServer:
         keys: the key directory of those who may connect; None: the folder ``keys`` of ``directory``. The services have
             theirs there once the server was started.
         tls: names and addresses under which clients reach the server with TLS; none: without TLS.
+        host: IPv4 address to listen at; ``0.0.0.0``: all of this machine's. Others need TLS.
     """
 
     def __init__(
-        self, directory: Path, *, port: int = 0, keys: KeyDirectory | None = None, tls: Sequence[str] = ()
+        self,
+        directory: Path,
+        *,
+        port: int = 0,
+        keys: KeyDirectory | None = None,
+        tls: Sequence[str] = (),
+        host: str = "127.0.0.1",
     ) -> None:
         self.directory = directory.resolve()
         self.port = port
+        self._host = host
         self._tls_names = tuple(tls)
         self.keys = keys if keys is not None else KeyDirectory(self.directory / "keys")
         self._process: subprocess.Popen[bytes] | None = None
@@ -222,7 +230,7 @@ class NatsServer:
         # Quoted as JSON: NATS's strings have the same escapes, \u excepted.
         text = "\n".join(
             [
-                f"listen: {_quoted(f'127.0.0.1:{self.port or -1}')}",
+                f"listen: {_quoted(f'{self._host}:{self.port or -1}')}",
                 f"ports_file_dir: {_quoted(str(self.directory))}",
                 # this lets `unicron node` find it
                 f"pid_file: {_quoted(str(self.keys.path / PID_FILE))}",

@@ -205,12 +205,12 @@ class Slurm:
 
     # ---- the control plane
 
-    def client(self, node: str) -> Client:
+    def client(self, node: str, port: int = API_PORT) -> Client:
         """Return a client of the API on a node, which may be about to start."""
         machine = self.nodes[node]
         socket = f"{DISK}/api.sock"
         process: Process = machine.start(
-            [sys.executable, relay.__file__, socket, "127.0.0.1", str(API_PORT)], output="relay.log"
+            [sys.executable, relay.__file__, socket, "127.0.0.1", str(port)], output="relay.log"
         )
         machine.wait_for_line(process, "ready", START_S)
         return Client("http://localhost", transport=httpx.HTTPTransport(uds=str(machine.path(socket))))
