@@ -47,6 +47,16 @@ def start(folder: Path, number: int, files: ExitStack) -> subprocess.Popen[bytes
     )  # fmt: skip
 
 
+def lose(pid: int) -> None:
+    """End a process and all below it as a power cut would: none hears that its parent has ended, and leaves."""
+    top = psutil.Process(pid)
+    processes = [top, *top.children(recursive=True)]
+    for act in (psutil.Process.suspend, psutil.Process.kill):
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                act(process)
+
+
 def test_the_nodes_of_one_srun_train_together_and_heal_a_lost_one(folder: Path) -> None:
     def text(name: str) -> str:
         return (folder / name).read_text()
@@ -60,10 +70,7 @@ def test_the_nodes_of_one_srun_train_together_and_heal_a_lost_one(folder: Path) 
             with Client(found[1]) as client:
                 ranks = client.task("train")["ranks"]
                 assert {rank["node"] for rank in ranks} == {"node-0", "node-1", "node-2"}
-                top = psutil.Process(processes[2].pid)
-                for one in [top, *top.children(recursive=True)]:
-                    with suppress(psutil.NoSuchProcess):
-                        one.kill()
+                lose(processes[2].pid)
                 healed = client.until_restored("node-lost")
                 assert (healed["node"], healed["steps_recomputed"]) == ("node-2", 0)
                 # srun sends it to all; the first process alone would stop the task.
