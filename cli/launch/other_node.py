@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,8 +11,9 @@ from cli.launch.place import devices_of, division
 from cli.stack.child import Child
 from cli.stack.children import Children
 from cli.stack.devices import Device
+from cli.stack.machine import agent_variables, environment_of, forget_memory
 from cli.stack.meeting import Meeting, Offer
-from cli.stack.stack import agent_variables, environment_of, forget_memory, pause_s
+from cli.stack.stack import pause_s
 from shared.errors import Unavailable, UnicronError
 from shared.settings.model import read_settings
 
@@ -43,7 +43,7 @@ async def take_part(
         UnicronError: the agent does not start or keeps ending, or the first process is not found, or is gone.
     """
     for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+        asyncio.get_running_loop().add_signal_handler(number, lambda: None)
     try:
         await meeting.join()
         offer = await meeting.offered()

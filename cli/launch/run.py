@@ -189,7 +189,8 @@ def _run(command: list[str], options: _Options, meeting: Meeting | None) -> None
     ending, left, at_limit = asyncio.run(course(launched))
     if ending is None:
         say("interrupted before the task was submitted")
-        raise typer.Exit(AT_LIMIT if at_limit else INTERRUPTED)
+        # With the status of a run that goes on later, a batch script would put its job into the queue for ever.
+        raise typer.Exit(1 if at_limit else INTERRUPTED)
     say(ending.line())
     if options.output is Format.JSON:
         shown = found.check.restarting(found.name, ending.task["spec"].get("not_healed", ""))

@@ -9,14 +9,10 @@ is killed, each child gets a parent-death signal.
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,17 +21,14 @@ import psutil
 
 from cli.stack.child import START_TIMEOUT_S, Child
 from cli.stack.children import SERVICES, STANDBYS, STOP_ORDER, Children
+from cli.stack.machine import agent_variables, environment_of, forget_memory, own_address
 from cli.stack.meeting import Meeting, Offer
 from cli.stack.run_directory import RunDirectory
 from cli.waiting import WaitingClient
-from services.agent.files.snapshot_folders import node_folder
-from services.agent.machine import address
-from services.agent.machine.hardware import VISIBLE_VARIABLE
 from shared.bus.identities import node_identity
 from shared.errors import TimedOut, Unavailable, UnicronError
 from shared.nats.nats_server import NatsServer
-from shared.service.joining import CREDENTIAL
-from shared.settings.model import Settings, read_settings
+from shared.settings.model import read_settings
 
 RESTARTS_PER_MINUTE = 5
 """A service that ends more often has a fault that a restart does not mend: the stack gives up."""
@@ -47,14 +40,10 @@ READY_POLL_S = 0.05
 """Time between two looks at whether the stack is ready: short beside the seconds that it takes."""
 
 JOIN_S = 300.0
-"""The same on machines that share a file system: they import from there, all at once."""
+"""Time until all nodes are ready, where other machines bring some: all import from one file system, at once."""
 
 LEAVE_S = 20.0
 """For the agents of other machines to end, which takes them seconds, and to be heard; then they count as lost."""
-
-RANK_NICE = 5
-"""Ranks of several nodes share this machine's cores with the services: these must answer in milliseconds, and a node
-that comes back must not wait for ranks to import what it needs. Five gives ranks a third of a contended core."""
 
 
 class Stack:
@@ -104,9 +93,9 @@ class Stack:
         if meeting is None:
             self.nats = NatsServer(self.run_dir / "nats", tls=("127.0.0.1",) if tls else ())
         else:
+            at = own_address(settings)
             # The stream is made anew from the log, so its store need not be where all nodes see it.
             self._store = tempfile.TemporaryDirectory(prefix="unicron-nats-")
-            at = _own_address(settings)
             self.nats = NatsServer(Path(self._store.name), keys=meeting.keys, tls=(at,), host="0.0.0.0")
         self._children = Children(lambda child, reason: pause_s(child, reason, self.node_names))
         self._keeping: list[asyncio.Task[None]] = []
@@ -278,60 +267,3 @@ def pause_s(child: Child, reason: UnicronError, nodes: Sequence[str]) -> float:
     if (starts := child.recent_starts()) > RESTARTS_PER_MINUTE:
         raise Unavailable(f"{child.name} ended {starts} times in a minute ({reason.detail})")
     return NODE_RETURN_S if child.name in nodes else 0.0
-
-
-def environment_of(run_dir: Path, url: str, credential: Path, further: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a child process.
-
-    Args:
-        run_dir: where everything is written.
-        url: of NATS.
-        credential: the child's.
-        further: variables beside those of this process.
-    """
-    return {
-        **os.environ,
-        # One thread for each process: workers share the cores, and sums are the same everywhere.
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "UNICRON_RANK_NICE": str(RANK_NICE),
-        **further,
-        # The pid, not 1: a child then notices a parent that ended while the child was starting.
-        "UNICRON_PARENT_DEATH": str(os.getpid()),
-        "UNICRON_RUN_DIR": str(run_dir),
-        "UNICRON_NATS_URL": url,
-        CREDENTIAL: str(credential),
-        # One address serves one process; the api has the cluster's metrics at its own.
-        "UNICRON_METRICS_ADDRESS": "",
-    }
-
-
-def agent_variables(node: str, devices: str, workers_per_node: int) -> dict[str, str]:
-    """Return what the environment of a node's agent has beside that. ``devices``: ``CUDA_VISIBLE_DEVICES``."""
-    return {
-        "UNICRON_NODE": node,
-        # A planned stop of all nodes moves nothing: there is nowhere to move to.
-        "UNICRON_DRAIN_TIMEOUT_S": "0",
-        VISIBLE_VARIABLE: devices,
-        "UNICRON_WORKERS_PER_NODE": str(workers_per_node),
-    }
-
-
-def forget_memory(memory_dir: Path, run_dir: Path, node: str) -> None:
-    """Delete the snapshots that a node of a run had in memory."""
-    shutil.rmtree(node_folder(memory_dir, run_dir, node), ignore_errors=True)
-
-
-def _own_address(settings: Settings) -> str:
-    """Return the address at which other machines reach this one: that of the settings, else an IPv4 address.
-
-    The host name may stand for a loopback address here, and then an interface's address counts.
-
-    Raises:
-        InvalidInput: there is none.
-    """
-    own = [ip for addresses in address.interfaces().values() for ip in addresses[:1]]
-    with suppress(OSError):
-        own = [str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)] + own
-    usable = (ip for ip in own if ":" not in ip and not ip_address(ip).is_loopback)
-    return address.find(settings, next(usable, ""), "").ip

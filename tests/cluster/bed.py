@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from cli.stack.stack import RANK_NICE
+from cli.stack.machine import RANK_NICE
 from tests.cluster.control import Control, service_environment
 from tests.cluster.machine import Machine, Process
 from tests.cluster.network import Network

@@ -12,7 +12,7 @@ from typing import Self
 
 import httpx
 
-from cli.stack.stack import RANK_NICE
+from cli.stack.machine import RANK_NICE
 from tests.cluster import relay
 from tests.cluster.bed import DOMAIN, FIRST_NODE_NUMBER, hosts_file
 from tests.cluster.control import API_PORT
