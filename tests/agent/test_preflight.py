@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -76,6 +77,28 @@ async def test_all_that_the_program_has_started_is_killed_with_it(tmp_path: Path
         await measuring
     child = int((tmp_path / "python.child").read_text())
     await until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+
+
+async def test_it_is_killed_too_where_it_has_begun_and_its_start_is_not_known_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, cancelled, create = asyncio.Event(), asyncio.Event(), asyncio.create_subprocess_exec
+    started: list[asyncio.subprocess.Process] = []
+
+    async def slowly(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        started.append(await create(*command, **options))
+        begun.set()
+        await cancelled.wait()
+        return started[0]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", slowly)
+    measuring = asyncio.create_task(measure(python(tmp_path, "sleep 600"), tmp_path, Devices()))
+    await begun.wait()
+    measuring.cancel()
+    cancelled.set()
+    with pytest.raises(asyncio.CancelledError):
+        await measuring
+    assert started[0].returncode == -signal.SIGKILL
 
 
 @pytest.mark.slow

@@ -146,6 +146,26 @@ def test_what_a_rank_has_started_gets_a_sigterm_that_the_rank_leaves_to_a_progra
     assert done.stdout == f"True {-signal.SIGTERM} {-signal.SIGTERM}\n", done
 
 
+EARLY = """
+import os, signal
+from unicron.process import processes
+
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+processes.take_sigterm()
+pid = os.fork()
+if pid == 0:
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""
+"""A child that gets SIGTERM before its own first steps."""
+
+
+def test_a_sigterm_that_comes_as_a_child_begins_ends_it() -> None:
+    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == f"{-signal.SIGTERM} False\n", done
+
+
 async def test_a_request_that_fails_is_answered(tmp_path: Path) -> None:
     async with agent(tmp_path) as a:
         a.ask(do="store", id="x", host="127.0.0.1", output=str(tmp_path / "missing" / "log"))

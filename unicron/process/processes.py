@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import struct
+import threading
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
 """Options of ``prctl(2)`` (linux/prctl.h)."""
@@ -18,6 +19,9 @@ _CREDENTIALS = struct.Struct("3i")
 
 _left_above: list[signal.Signals] = []
 """The signals that this process leaves to a program above."""
+
+_masks = threading.local()
+"""``before``: the signals that the thread which forks blocked before."""
 
 
 def end_with_parent(parent: int, number: signal.Signals) -> bool:
@@ -37,13 +41,14 @@ def take_sigterm() -> None:
     It is blocked below a program that wants to end all of this itself, and SIGTERM may go to all processes at once
     (``shared.machine.process``). A handler, since a blocked or ignored signal would stay so in processes of the user's
     code, whose parent may end them with SIGTERM (``multiprocessing`` does). A program that is started has no handler; a
-    forked child here loses it.
+    forked child here loses it. A SIGTERM that a child gets before that waits until then: Python drops those that come
+    between a fork and its own first steps in the child.
     """
     if signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
         return
     _left_above.append(signal.SIGTERM)
     signal.signal(signal.SIGTERM, _leave)
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_forget)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
@@ -56,10 +61,19 @@ def _leave(*_: object) -> None:
     """Leave a signal to a program above."""
 
 
+def _block() -> None:
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
 def _forget() -> None:
     _left_above.clear()
     if signal.getsignal(signal.SIGTERM) is _leave:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _unblock()
 
 
 def become(uid: int) -> None:

@@ -93,8 +93,8 @@ async def _run(command: list[str], env: dict[str, str], limit_s: float) -> tuple
     """Run the program; return the lines of its output, and what went wrong."""
     problem = ""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        try:
-            process = await asyncio.create_subprocess_exec(
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
@@ -102,20 +102,22 @@ async def _run(command: list[str], env: dict[str, str], limit_s: float) -> tuple
                 env={**os.environ, **env},
                 start_new_session=True,
             )
-        except OSError as err:
-            return [], f"{command[0]} cannot be run ({err.strerror or err})"
+        )
         try:
             async with asyncio.timeout(limit_s):
-                code = await process.wait()
+                code = await (await asyncio.shield(starting)).wait()
             if code:
                 last = _text(errors).strip().rpartition("\n")[2]
                 problem = f"{command[0]} -m {PROGRAM} ended with {code}: {last}"
         except TimeoutError:
             problem = f"not done within {limit_s:g} s"
+        except OSError as err:
+            return [], f"{command[0]} cannot be run ({err.strerror or err})"
         finally:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(OSError):  # it was never started, or has ended
+                process = await starting  # perhaps this is cancelled while it starts, and it has begun others already
                 os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+                await process.wait()
         return _text(output).splitlines()[:_LINES], problem
 
 
