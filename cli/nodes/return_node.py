@@ -11,9 +11,6 @@ from cli.output import print_json
 
 app = typer.Typer(add_completion=False)
 
-TEST_TIMEOUT_S = 170.0
-"""Time for the self-test, which takes seconds: twice the longest time that the api waits for one agent, and its own."""
-
 
 @app.command("return")
 def return_node(node: NodeName, server: Server = None, output: Output = Format.TEXT) -> None:
@@ -21,10 +18,11 @@ def return_node(node: NodeName, server: Server = None, output: Output = Format.T
 
     The node's agent tests itself first: folders, processes, computation, memory, bandwidth to others.
     """
+    from unicron_client.operations import SELF_TEST_S
     from unicron_client.resources import Client
 
     with Client(server) as client:
-        answer = client.post(f"/v1/nodes/{quote(node, safe='')}/return", read_timeout_s=TEST_TIMEOUT_S)
+        answer = client.post(f"/v1/nodes/{quote(node, safe='')}/return", read_timeout_s=SELF_TEST_S)
     if output is Format.JSON:
         print_json(answer)
     else:

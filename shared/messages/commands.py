@@ -2,8 +2,8 @@
 
 An agent replies when the command is done or has failed, not when it was received. An agent refuses a command whose
 generation is older than the newest that it has seen for the task, or whose token is older than the newest that it has
-seen at all, with the code ``fenced``. A repeated command (same
-``command_id``) joins the first one: it gets the same reply and has no second effect.
+seen at all, with the code ``fenced``. A repeated command (same ``command_id``) joins the first one: it gets the same
+reply and has no second effect.
 """
 
 from __future__ import annotations

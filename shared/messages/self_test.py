@@ -41,8 +41,7 @@ class SelfTest(Message):
 
     ``empty``: no process of a task may be there, since the node is isolated. ``checks``: names of the checks to do;
     empty: all. ``peers``: healthy nodes of its kind, to which the bandwidth is measured. ``least_bytes_per_s``: its
-    bound.
-    ``preflight``: whether a node with that setting is to be measured as well.
+    bound. ``preflight``: whether a node with that setting is to be measured as well.
     """
 
     empty: bool = False

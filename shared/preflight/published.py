@@ -28,8 +28,8 @@ PROFILES = {
 part of the rates of their namesakes, and so have the slices of a device (MIG), which have other names."""
 
 MEMORY_REACHED = 0.85
-"""Part of the data sheet's memory bandwidth that a large copy reaches: refreshes and error correction take the rest.
-3.0 of 3.35 TB/s on an H100 are usual; this is a little less."""
+"""Part of the data sheet's memory bandwidth that a large copy reaches: refreshes and error correction take the rest. An
+assumption: no device was at hand to measure it."""
 
 LINK_REACHED = 0.8
 """Part of a link's rate that NCCL's rings reach: the protocol takes a fifth, as NCCL's authors say of 370 of 450 GB/s

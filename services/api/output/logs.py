@@ -21,7 +21,7 @@ POLL_S = 0.5
 """Time between two looks at followed files: a reader hardly notices it, and a look sends each node one request."""
 
 LEAST_BYTES = 4096
-"""Read of a file at least, where only the newest bytes are: some thirty lines."""
+"""What is read of each file at least where a reader wants the newest bytes alone: some thirty lines."""
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is divided: a process may never end its line, and the memory of the api is bounded."""
@@ -225,7 +225,7 @@ class OutputReader:
             self._tails[found.file.key] = _Tail(self._task, found.file, self._since_s, begins[found.file.key])
 
     async def _new_lines(self, *, following: bool) -> AsyncIterator[list[Line]]:
-        """Yield the lines of all files up to the sizes that were listed; of many, who follows gets the newest."""
+        """Yield the lines of all files up to the sizes that were listed; a follower may get the newest alone."""
         failed: FoundFile | None
         while True:
             failed = None

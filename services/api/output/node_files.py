@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from shared.bus.connection import Bus
 from shared.errors import InvalidReply, Unavailable
@@ -33,7 +33,7 @@ class FileSource(Protocol):
 
     name: str
 
-    def ask(self, request: TaskFilesRequest) -> Coroutine[Any, Any, tuple[FilesReply, bytes]]:
+    async def ask(self, request: TaskFilesRequest) -> tuple[FilesReply, bytes]:
         """Return the reply to a request, and the bytes that were read.
 
         Raises:

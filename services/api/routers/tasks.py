@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 from services.api import present
 from services.api.access.access import Submitter, Who
 from services.api.gateway import Api, Gateway, as_text
-from services.api.output.logs import LastLines, Line, OutputReader, json_line, plain_line
+from services.api.output.logs import LEAST_BYTES, LastLines, Line, OutputReader, json_line, plain_line
 from services.api.output.owners import FileOwners, file_owners
 from services.api.output.search import FileSearch, Missing
 from services.api.requests import task_requests
@@ -222,7 +222,7 @@ async def logs(
     newest_bytes: Annotated[
         int | None,
         Query(
-            ge=4096,
+            ge=LEAST_BYTES,
             le=1 << 30,
             description="while following: of each half second's output only so much, the newest; says what is left out",
         ),
@@ -258,7 +258,7 @@ async def logs(
 
     if newest_bytes is None:
         search = FileSearch(view.name, api.own_files, api.node_files)
-    else:  # where some lines may be missing, many may look
+    else:  # the page asks like this: all of its readers share what the machines answer
         shared = api.followed.of
         search = FileSearch(view.name, shared(api.own_files), lambda node: shared(api.node_files(node)))
     reader = OutputReader(view.name, search, owners, since_s, last, newest_bytes)

@@ -78,9 +78,8 @@ def answers(state: DetectorState, drain_timeout_s: float, now: datetime) -> Iter
     reports = state.reports
     if not reports.is_due(now, JUDGED_EVERY_S):
         return
-    cluster: _Cluster | None = (
-        None  # it takes a look at all nodes and tasks, and most of the time no report asks for it
-    )
+    # The cluster takes a look at all nodes and tasks, and most of the time no report asks for that.
+    cluster: _Cluster | None = None
     for name, known in list(reports.known.items()):
         node = state.nodes.get(name)
         for report in list(known.values()):

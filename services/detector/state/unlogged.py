@@ -148,5 +148,5 @@ class SelfTestState:
 
     @property
     def pause(self) -> timedelta:
-        """How long after a question the next one is put; longer than a test takes (``SELF_TEST_TIMEOUT_S``, twice)."""
+        """How long after a question the next one is put. An agent does one test after the other."""
         return timedelta(seconds=min(RETRY_S * 2**self.failures, RETRY_MAX_S))
