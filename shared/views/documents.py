@@ -25,7 +25,7 @@ from shared.views.task_parts import RateSample as RateSample
 from shared.views.task_parts import Result as Result
 from shared.views.task_parts import StopRefusal as StopRefusal
 
-SCHEMA_VERSION = 22
+SCHEMA_VERSION = 23
 """Version of the documents and of the fold, raised whenever one of them changes; the projections are then folded again
 from position 0."""
 

@@ -23,7 +23,8 @@ from services.api.store.projection_store import Store
 from services.api.store.settled_rows import SettledRows
 from services.api.store.tables import CLUSTER, SettledRow, table_of
 from shared.costs.report import Period, incident_cost, report
-from shared.costs.settlement import DAY_S
+from shared.costs.settlement import DAY_S, Sums
+from shared.costs.span_claims import Window
 from shared.events.union import Event, Recorded
 from shared.interface.costs import Costs
 from shared.log.log import EventLog
@@ -42,6 +43,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settling, "SETTLE_EVERY", 1)
     monkeypatch.setattr(settling, "_MERGE_EVERY", 3)
     monkeypatch.setattr(settling, "_BEHIND_S", 0.0)
+    monkeypatch.setattr(settling, "_LEAST_S", 1.0)
 
 
 @contextmanager
@@ -203,6 +205,29 @@ def test_time_is_settled_once_where_faults_are_detected_late(monkeypatch: pytest
     assert given_up == []
     with folded(records, [len(records)]) as store:
         assert settled_report(store, records[-1].recorded_at).model_dump() == found
+
+
+def test_a_burst_is_not_settled_record_by_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each settlement costs the same for all nodes, however short the time is that it settles."""
+    monkeypatch.setattr(settling, "_LEAST_S", 10.0)
+    settled_s = []
+    settle = SettledRows.store
+
+    def noted(rows: SettledRows, window: Window, sums: Sums) -> None:
+        settled_s.append(window.end_s - window.start_s)
+        settle(rows, window, sums)
+
+    monkeypatch.setattr(SettledRows, "store", noted)
+    records = list(Course(600, step=timedelta(milliseconds=100)).records())
+    with folded(records, []) as store:
+        found = settled_report(store, records[-1].recorded_at)
+    lasted_s = (records[-1].recorded_at - records[0].recorded_at).total_seconds()
+    assert 3 < len(settled_s) <= lasted_s / 10 + 1
+    assert min(settled_s) >= 10.0
+    views = Views()
+    for recorded in records:
+        evolve(views, recorded)
+    assert_same(found.model_dump(), cost_report(views, records[-1].recorded_at).model_dump())
 
 
 @pytest.mark.slow

@@ -159,6 +159,7 @@ def test_batches_of_any_size_leave_the_same_tables(log: Path, tmp_path: Path, mo
     monkeypatch.setattr(settling, "SETTLE_EVERY", 5)
     monkeypatch.setattr(settling, "_MERGE_EVERY", 3)
     monkeypatch.setattr(settling, "_BEHIND_S", 1.0)
+    monkeypatch.setattr(settling, "_LEAST_S", 1.0)
     source = EventLog(f"sqlite:///{restore(read_rows(log), tmp_path / 'log.db')}", read_only=True)
     records = list(source.read_all())
     source.close()

@@ -2,9 +2,9 @@
 
 The transaction of a batch gives up settled times from the earliest time on at which the batch has changed a claim
 (``costs/claim_times.py``). At every ``SETTLE_EVERY`` records the time up to shortly before the present is settled and
-stored, and now and then the stored times of a day become one. Where that happens follows from positions of the log
-alone, so projections that are folded again, in whatever batches, have the same amounts to the last bit. A change that
-reaches further back than usual costs time, and nothing else.
+stored, if there is enough of it, and now and then the stored times of a day become one. Where that happens follows from
+the log alone, so projections that are folded again, in whatever batches, have the same amounts to the last bit. A
+change that reaches further back than usual costs time, and nothing else.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ a row for every node, so without that the rows would grow by all nodes every ``S
 _BEHIND_S = 30.0
 """How far settled time stays behind the present: most faults are found, and most transitions end, within it. What comes
 later has settled times given up."""
+
+_LEAST_S = 10.0
+"""Time that is settled at once, at least. Each settlement costs the same for every node of the cluster, and in a burst
+so many records come within a second: with the time that is open anyway, requests settle at most a third more."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,7 @@ def settle(connection: Connection, batch: Batch, settled: SettledTime, last: Rec
     if rest:
         return settled
     until_s = float(math.floor(last.recorded_at.timestamp() - _BEHIND_S))
-    if until_s > settled.settled_s:
+    if until_s >= settled.settled_s + _LEAST_S:
         _settle(connection, batch, Window(settled.settled_s, until_s))
         settled = replace(settled, settled_s=until_s)
     if number % _MERGE_EVERY == 0:
