@@ -12,7 +12,7 @@ import pytest
 from tests.unicron.conftest import MODEL, SpecFile, largest_difference
 from tests.unicron.harness import Agent, agent, reference_of
 from unicron.protocol.environment import BUCKET_BYTES, FINISH_FLOOR_S
-from unicron.protocol.messages import Finished, Held, Hold, Raised, Resumed
+from unicron.protocol.messages import AskGroups, Finished, Groups, Held, Hold, Raised, Resumed
 
 STEP = 2
 ROUNDING = 1e-4
@@ -73,6 +73,9 @@ async def test_a_healthy_replica_computes_the_rest_of_its_micro_batches(
         for worker in (ranks.spare, ranks.peer):
             a.send(worker, hold)
         await a.until(lambda: a.of(Held, ranks.spare))
+        # What the peer answers behind the hold says that the hold has come, before w0 goes on and the reduction begins.
+        a.send(ranks.peer, AskGroups(request=1))
+        await a.until(lambda: a.of(Groups, ranks.peer))
         assert not a.of(Held, ranks.peer)  # it cannot finish before w0 goes on, which has not heard of the hold
         a.go_on(["w0"])
         await a.until(lambda: a.of(Held, ranks.peer))
