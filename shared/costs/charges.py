@@ -90,9 +90,12 @@ def settle(claims: Iterable[Claim], allocated: Mapping[str, Sequence[Interval]] 
 
 
 def _grouped(
-    workers: Iterable[str], groups: Mapping[str, _Group], others: _Group
+    workers: tuple[str, ...], groups: Mapping[str, _Group], others: _Group
 ) -> list[tuple[_Group, tuple[str, ...]]]:
     """Return the groups of some workers, each with those in it. ``others``: the group of a worker without one."""
+    mostly = {*map(groups.get, workers)}
+    if len(mostly) == 1:
+        return [(mostly.pop() or others, workers)]
     found: dict[_Group, list[str]] = {}
     for worker in workers:
         found.setdefault(groups.get(worker, others), []).append(worker)

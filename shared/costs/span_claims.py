@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 
 from shared.costs.claims import Claim, Part
 from shared.costs.intervals import Interval, overlapping, union
@@ -86,23 +87,52 @@ def held_worker_s(claims: Iterable[Claim], allocated: Mapping[str, Sequence[Inte
     for claim in claims:
         if claim.end_s > claim.start_s:
             by_workers.setdefault(claim.workers, []).append((claim.start_s, claim.end_s))
-    covered = [union(intervals) for intervals in by_workers.values()]
-    sets_of: dict[str, list[int]] = {}
-    for index, workers in enumerate(by_workers):
-        for worker in workers:
-            sets_of.setdefault(worker, []).append(index)
-    everything: Sequence[Interval] = ((-math.inf, math.inf),)
-    # Workers of the same sets and of the same allocated times are swept together.
-    alike: dict[tuple[tuple[int, ...], int], tuple[Sequence[Interval], int]] = {}
-    for worker, sets in sets_of.items():
-        within = everything if allocated is None else allocated.get(worker, ())
-        key = tuple(sets), id(within)
-        alike[key] = within, alike[key][1] + 1 if key in alike else 1
+    covered = {workers: union(intervals) for workers, intervals in by_workers.items()}
     held = 0.0
-    for (indices, _), (within, count) in alike.items():
-        joined = union(piece for index in indices for piece in covered[index])
-        held += count * sum(high - low for start, end in within for low, high in overlapping(joined, start, end))
+    for alike in _alike(covered, allocated):
+        joined = union(piece for workers in alike.claimed for piece in covered[workers])
+        held += alike.count * sum(
+            high - low for start, end in alike.within for low, high in overlapping(joined, start, end)
+        )
     return held
+
+
+@dataclass
+class _Alike:
+    """Workers of the same allocated times ``within`` that the same claims have. ``count``: how many workers."""
+
+    within: Sequence[Interval]
+    claimed: list[tuple[str, ...]]
+    """The workers of each of these claims."""
+    count: int = 0
+
+
+def _alike(claimed: Iterable[tuple[str, ...]], allocated: Mapping[str, Sequence[Interval]] | None) -> Sequence[_Alike]:
+    """Return the workers of claims in groups, each of those that may be swept together.
+
+    A worker of a large cluster has no step of its own here: a claim mostly has all workers of a group.
+    """
+    everything: Sequence[Interval] = ((-math.inf, math.inf),)
+    groups: list[_Alike] = []
+    number_of: dict[str, int] = {}
+    by_times: dict[int, int] = {}
+    for worker in dict.fromkeys(chain.from_iterable(claimed)):
+        within = everything if allocated is None else allocated.get(worker, ())
+        if id(within) not in by_times:
+            by_times[id(within)] = len(groups)
+            groups.append(_Alike(within, []))
+        number = number_of[worker] = by_times[id(within)]
+        groups[number].count += 1
+    for workers in claimed:
+        for number, count in Counter(map(number_of.__getitem__, workers)).items():
+            group = groups[number]
+            if count == group.count:
+                group.claimed.append(workers)
+                continue
+            group.count -= count
+            number_of.update({worker: len(groups) for worker in workers if number_of[worker] == number})
+            groups.append(_Alike(group.within, [*group.claimed, workers], count))
+    return groups
 
 
 def undetected_claims(spans: Iterable[SpanView], detected: Mapping[str, datetime], window: Window) -> Iterator[Claim]:

@@ -42,12 +42,11 @@ class SettledRows:
         ]
         times = {"start_s": window.start_s, "end_s": window.end_s}
         self._connection.execute(insert(_ROWS), [{**times, **row} for row in rows])
-        adding = insert_into(self._connection.dialect.name, _TOTALS)
+        names = ["dimension", "key", *COLUMNS]
+        stored = select(*(_ROWS.c[name] for name in names)).where(_ROWS.c.start_s == window.start_s)
+        adding = insert_into(self._connection.dialect.name, _TOTALS).from_select(names, stored)
         changes = {name: _TOTALS.c[name] + adding.excluded[name] for name in COLUMNS}
-        self._connection.execute(
-            adding.on_conflict_do_update(index_elements=["dimension", "key"], set_=changes),
-            rows,
-        )
+        self._connection.execute(adding.on_conflict_do_update(index_elements=["dimension", "key"], set_=changes))
 
     def give_up(self, from_s: float) -> float:
         """Drop the settled times that reach beyond ``from_s``; return up to when the rest goes."""
