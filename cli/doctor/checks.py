@@ -228,7 +228,7 @@ def python(found: RankPython) -> Finding:
     """Judge a Python in which ranks run. A task may name another one where none is listed."""
     worst = Verdict.FAILED if found.listed else Verdict.WARNING
     if found.problem:
-        advice = f"{found.path} -m pip install unicron; UNICRON_INTERPRETERS names the Pythons of the ranks"
+        advice = "install the library's wheel (docs/deploy.md); UNICRON_INTERPRETERS names the Pythons of the ranks"
         return Finding("python", worst, f"{found.path}: {found.problem}", advice)
     if found.lacking:
         what = f"{found.path} has no {', '.join(found.lacking)}"

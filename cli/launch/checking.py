@@ -23,8 +23,19 @@ SENTENCES = {
 }
 """Verdict -> what is said of the task."""
 
+INSTALL = "install its wheel there, docs/deploy.md#wheels"
+"""How a Python gets the library, which no package index has."""
+
 AT_THE_START = "its settings are checked when it calls pretrain(): with one that cannot be healed it restarts whole"
 """What is said of a script of megatron-bridge, whose settings are in Python objects."""
+
+READERS = {
+    "megatron": "Megatron-LM's own parser",
+    "table": "a table of its releases",
+    "script": "the script itself",
+    "start": "pretrain()",
+}
+"""Who has read the arguments -> what is said of it."""
 
 _QUESTION = """
 import importlib.metadata, importlib.util, json
@@ -117,7 +128,7 @@ def _configuration(launch: Launch, script: Script, path: Sequence[Path], given: 
     if not (there.has_bridge or is_here(script, path, "bridge")):
         return UNKNOWN
     if not there.has_library:
-        return Configuration(f"{python} has no library (`{python} -m pip install unicron`)")
+        return Configuration(f"{python} has no library ({INSTALL})")
     say(f"runs {launch.script or launch.module} up to pretrain(), to read its settings ({LIMIT_S:.0f} s at most)")
     return own_configuration(launch, script, os.environ, python)
 
@@ -167,6 +178,9 @@ def show(found: Checked) -> None:
     print(f"{found.name}: {verdict}: it {SENTENCES[verdict]}")
     if found.check.task["read_by"] == "start":
         print(AT_THE_START)
+    if "model" in found.check.task:
+        core, by = found.script.core, found.check.task["read_by"]
+        print(f"megatron-core: {core or 'unknown'}; arguments read by {READERS[by]}")
     if found.check.findings:
         rows = [
             [f.argument, f.what.value, f"{f.why}. Instead: {f.instead.partition(chr(10))[0]}"]
@@ -177,6 +191,8 @@ def show(found: Checked) -> None:
         from shared.launch.check import LINES
 
         print(f"\nIn a few lines it would heal inside the step:\n\n{LINES}")
+    for line in unused(found):
+        print(line)
 
 
 def unused(found: Checked) -> Iterator[str]:
@@ -189,8 +205,8 @@ def unused(found: Checked) -> Iterator[str]:
     other = other_interpreter(found.launch)
     if other != interpreter_of(found):
         yield (
-            f"not run: {other}, which has no library (`{other} -m pip install unicron`); the script runs in the Python "
-            f"of the node agents (here {sys.executable})"
+            f"not run: {other}, which has no library ({INSTALL}); the script runs in the Python of the node agents "
+            f"(here {sys.executable})"
         )
 
 

@@ -163,6 +163,8 @@ def _run(command: list[str], options: _Options, meeting: Meeting | None) -> None
         elif options.check:
             show(found)
         if not refused:
+            if lacking := _lacking(found, options, base):
+                say(f"a run would be refused: {lacking}")
             return
         for line in said(found) if not options.check else ():
             say(line)
@@ -202,6 +204,26 @@ def _run(command: list[str], options: _Options, meeting: Meeting | None) -> None
         if at_limit and ending.task["state"] == "stopped":
             raise typer.Exit(AT_LIMIT)
         raise typer.Exit(REFUSED if require_healing and why_not_healed(ending.task["reason"] or "") else 1)
+
+
+def _lacking(found: Checked, options: _Options, base: Mapping[str, Any]) -> str:
+    """Return what a run would be refused for beside its settings, wherever its script is; empty: nothing.
+
+    The arguments may lack what the planner needs, and a variable may look secret.
+    """
+    from cli.launch import environment
+    from cli.launch.specification import Given, specification
+    from shared.errors import InvalidInput
+
+    given = Given(options.name, options.workers or found.launch.workers or 1, base=base)
+    try:
+        if options.server is not None:
+            secrets = base.get("secrets", {})
+            environment.travelling(os.environ, found.launch.environment, options.env, secrets, Path.cwd())
+        specification(found._replace(path=found.path or Path(found.name)), given)
+    except InvalidInput as err:
+        return str(err)
+    return ""
 
 
 def _take_part(command: list[str], options: _Options, meeting: Meeting, run_dir: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,8 +75,10 @@ def specification(found: Checked, given: Given) -> dict[str, Any]:
     """Return the specification of a command line's task.
 
     Raises:
-        InvalidInput: its script is not here, or the arguments do not say what the planner needs; with the fields.
+        InvalidInput: its script or its Python is not here, it starts a container, or the arguments do not say what the
+            planner needs; with the fields.
     """
+    _check_command(found)
     base = given.base
     script = _script(found, base)
     restart = found.check.verdict is Verdict.RESTART
@@ -140,6 +143,23 @@ def read_base(file: Path) -> dict[str, Any]:
         if not isinstance(fields.get(name, {}), dict):
             raise _refused(f"--spec: {name}", str(fields[name]), "must be a mapping of fields")
     return fields
+
+
+def _check_command(found: Checked) -> None:
+    """Check that the script can run in the Python that its command line means.
+
+    Raises:
+        InvalidInput: that is in a container; or it is not here, and a task that is healed inside the step would run in
+            another one, with other libraries. Of a task that restarts whole the nodes look for it.
+    """
+    launch = found.launch
+    if launch.container:
+        problem = "starts a container, which node agents do not enter: start `unicron run` in it"
+        raise _refused("SCRIPT", launch.container, problem)
+    restart = found.check.verdict is Verdict.RESTART
+    if launch.interpreter and not restart and shutil.which(launch.interpreter) is None:
+        problem = "is no program here; a task needs its Python at the same path here and on the nodes"
+        raise _refused("SCRIPT", launch.interpreter, problem)
 
 
 def _script(found: Checked, base: Mapping[str, Any]) -> str:

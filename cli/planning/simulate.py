@@ -39,8 +39,8 @@ _Trace = Annotated[
     str,
     typer.Option(
         metavar="FILE|NAME|LOG",
-        help="trace-a, trace-b, fig3 or spot-p3; a CSV file (time_s, node, event, kind); or the log of a cluster, "
-        "a .db file or a database's URL.",
+        help="A trace by name: trace-a, trace-b, fig3, short-outages, spot-p3, spot-g4dn or infinitehbd; a CSV file "
+        "(time_s, node, event, kind); or the log of a cluster, a .db file or a database's URL.",
     ),
 ]
 _Policy = Annotated[str, typer.Option(metavar="all|NAME,...", help="The policies to compare, by name.")]

@@ -26,6 +26,12 @@ TORCHRUN = frozenset({"torchrun", "torchrun_main"})
 SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
 """Programs whose text (``-c``) is looked into."""
 
+CONTAINERS = frozenset({"apptainer", "docker", "enroot", "nerdctl", "podman", "singularity"})
+"""Programs that start another one in a container."""
+
+_CONTAINER_OPTION = "--container-image"
+"""What has srun start a container, by its plugin pyxis."""
+
 _PYTHON = re.compile(r"^(python|pypy)[0-9.]*$")
 _PYTHON_VALUES = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 _ASSIGNMENT = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*=")
@@ -36,9 +42,10 @@ class Launch:
     """What a command line starts.
 
     Exactly one of ``script`` (a path, or the name of a program) and ``module`` is not empty. ``environment``: variables
-    set in front. ``launchers``: programs in front of the interpreter, the outermost first. ``interpreter``: the Python
-    that is named, or that beside a torchrun with a path; empty: neither is. ``per_node``, ``nodes``, ``max_restarts``:
-    torchrun's, None where they are not given or no numbers.
+    set in front. ``launchers``: programs in front of the interpreter, the outermost first. ``container``: the program
+    or option that starts it in a container; empty: none does. ``interpreter``: the Python that is named, or that beside
+    a torchrun with a path; empty: neither is. ``per_node``, ``nodes``, ``max_restarts``: torchrun's, None where they
+    are not given or no numbers.
     """
 
     script: str = ""
@@ -46,6 +53,7 @@ class Launch:
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     launchers: tuple[str, ...] = ()
+    container: str = ""
     interpreter: str = ""
     per_node: int | None = None
     nodes: int | None = None
@@ -93,6 +101,9 @@ def _parse(tokens: list[str], found: Launch) -> Launch:
     at = _start_of_inner(rest)
     if at is None:  # a program of the user's environment, such as one that pip has installed
         return replace(found, script=first, arguments=tuple(rest))
+    container = next((token for token in rest[:at] if token.startswith(_CONTAINER_OPTION)), "")
+    if container or name in CONTAINERS:
+        found = replace(found, container=container or name)
     return _parse(rest[at:], replace(found, launchers=(*found.launchers, name)))
 
 

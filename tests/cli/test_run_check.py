@@ -28,6 +28,8 @@ CONFIGURATIONS = yaml.safe_load((Path(__file__).parent / "data" / "megatron_conf
 CALLS_PRETRAIN = "from megatron.training import get_args, pretrain\n"
 MODEL = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1"
 
+FULL = f"{MODEL} --global-batch-size 64 --train-iters 5"
+
 
 def call(*arguments: str) -> Outcome:
     out, err = io.StringIO(), io.StringIO()
@@ -93,6 +95,25 @@ def test_public_configuration(entry: dict[str, Any], folder: Path) -> None:
 @pytest.mark.parametrize("entry", CONFIGURATIONS, ids=lambda entry: str(entry["name"]).replace(" ", "-"))
 def test_public_configuration_whose_script_is_elsewhere(entry: dict[str, Any]) -> None:
     assert verdict(entry["command"])["verdict"] == entry["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("options", "command", "said"),
+    [
+        ("", f"pretrain_gpt.py {MODEL} --train-iters 5", "the planner needs batch.global"),
+        ("", f"podman run image python pretrain_gpt.py {MODEL} --train-iters 5", "starts a container"),
+        ("--server http://127.0.0.1:9", f"WANDB_API_KEY=x pretrain_gpt.py {FULL}", "'WANDB_API_KEY'"),
+        ("", f"WANDB_API_KEY=x numactl -m 0 python pretrain_gpt.py {FULL}", ""),
+    ],
+)
+def test_the_check_says_what_a_run_would_be_refused_for(options: str, command: str, said: str) -> None:
+    """A variable that looks secret stays on this machine unless there is a server."""
+    done = call("--check", *shlex.split(options), "--", *shlex.split(command))
+    assert done.code == 0
+    assert "; arguments read by a table of its releases" in done.out
+    assert ("not run: numactl" in done.out) == ("numactl" in command)
+    assert said in done.err
+    assert ("a run would be refused" in done.err) == bool(said)
 
 
 def test_what_the_planner_needs_is_read() -> None:
@@ -359,7 +380,7 @@ def test_a_python_of_megatron_bridge_without_the_library_is_named(folder: Path) 
     python = write_python(folder, "exit 1", has_library="false")
     found = verdict(f"{python} recipe.py")
     assert found["verdict"] == "restart"
-    assert f"{python} has no library (`{python} -m pip install unicron`)" in found["settings"][0]["why"]
+    assert f"{python} has no library (install its wheel there, docs/deploy.md#wheels)" in found["settings"][0]["why"]
 
 
 @pytest.mark.parametrize(

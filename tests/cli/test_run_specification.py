@@ -184,6 +184,25 @@ def test_the_lines_say_how_the_task_runs_and_what_is_not_run() -> None:
     assert [*unused(checked(["torchrun", "plain.py"]))] == []
 
 
+@pytest.mark.parametrize(
+    ("in_front", "named"),
+    [
+        ("apptainer exec --nv image.sif torchrun", "apptainer"),
+        ("srun --container-image=image.sqsh python", "--container-image=image.sqsh"),
+        ("/no/such/python", "/no/such/python"),
+        ("/no/such/torchrun", "/no/such/python"),
+    ],
+)
+def test_no_other_python_runs_in_place_of_the_one_that_is_meant(in_front: str, named: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        of(f"{in_front} pretrain_gpt.py {MEGATRON}")
+    assert [error["value"] for error in refused.value.extra["errors"]] == [named]
+
+
+def test_nodes_look_for_the_python_of_a_task_that_restarts_whole() -> None:
+    assert of("/no/such/python plain.py", workers=1)["python"] == "/no/such/python"
+
+
 def test_a_whole_restart_runs_in_the_interpreter_that_its_command_means(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,5 +229,5 @@ def test_a_healed_script_runs_in_that_interpreter_where_it_has_the_library(folde
     python.chmod(0o755)
     found = checked([str(python), "healed.py"])
     assert interpreter_of(found) == (str(python) if has_library else "")
-    said = f"not run: {python}, which has no library (`{python} -m pip install unicron`); the script runs in the Python"
+    said = f"not run: {python}, which has no library (install its wheel there, docs/deploy.md#wheels); the script runs"
     assert [line.startswith(said) for line in unused(found)] == [True] * (not has_library)
