@@ -34,6 +34,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "ps": ("cli.glance.ps", "List tasks."),
     "show": ("cli.tasks.show", "Show a task."),
     "logs": ("cli.tasks.logs", "Print what a task's ranks print."),
+    "metrics": (
+        "cli.tasks.metrics",
+        "Show what a task's script logs, and its loss and throughput, over its steps.",
+    ),
     "result": ("cli.tasks.result", "Fetch the parameters of a task that has succeeded."),
     "wait": ("cli.tasks.wait", "Wait until a task has ended, or is in a state."),
     "stop": ("cli.tasks.stop", "Stop a task at the next step, with a checkpoint."),

@@ -380,6 +380,8 @@ READING = (
     *(("show", name) for name in PATHS["/v1/tasks/{name}"]),
     ("show", "again", "--attempts"),
     ("logs", "gpt"),
+    ("metrics", "gpt"),
+    ("metrics", "again", "--attempt", "1", "--against", "2"),
     ("result", "succeeded", "parameters"),
     ("wait", "succeeded"),
     ("nodes",),
