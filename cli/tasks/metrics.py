@@ -31,7 +31,7 @@ Series = dict[int, float | None]
 
 def metrics(
     task: TaskName,
-    names: Annotated[list[str] | None, typer.Argument(metavar="[METRIC]...", help="Show these, step by step.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="METRIC", help="Show these, step by step.")] = None,
     attempt: Annotated[
         int | None, typer.Option(min=1, help="Number of the submission; without it the present one.")
     ] = None,
