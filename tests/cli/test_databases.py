@@ -320,6 +320,7 @@ CHANGES: Sequence[tuple[str, str, Any, int]] = (
     ("POST", "/v1/nodes/n1/agent/restart", None, 202),
     ("POST", "/v1/incidents/open/notes", {"text": "the switch of rack 4"}, 201),
     ("POST", "/v1/incidents/open/acknowledge", None, 200),
+    ("POST", "/v1/troubles/queue/acknowledge", None, 200),
     ("POST", "/v1/plan/solve", "problem", 200),
     ("POST", "/v1/browser-links", None, 201),
     ("DELETE", "/v1/browser-sessions", None, 200),
