@@ -14,13 +14,16 @@ try:
 except ModuleNotFoundError as _missing:
     raise SystemExit(f"unicron: {_missing.name} is not installed (pip install 'unicron-cluster[control]')") from None
 
+_HELP = {"help_option_names": ["-h", "--help"]}
 
-def group(verbs: Mapping[str, tuple[str, str]]) -> typer.Typer:
+
+def group(groups: Mapping[str, Mapping[str, tuple[str, str, str]]]) -> typer.Typer:
     """Return the command of all verbs.
 
     Args:
-        verbs: verb -> its module, and its help in one line.
+        groups: group -> verb -> its module, its help in one line, and an example.
     """
+    verbs = {verb: about for group in groups.values() for verb, about in group.items()}
 
     class LazyGroup(typer.core.TyperGroup):
         """Lists all verbs without importing them; imports the one that is used."""
@@ -29,8 +32,9 @@ def group(verbs: Mapping[str, tuple[str, str]]) -> typer.Typer:
             super().__init__(*arguments, **options)
             # Each with its line of help only.
             self.commands = {
-                verb: typer.core.TyperCommand(name=verb, help=text)
-                for verb, (module, text) in verbs.items()
+                verb: typer.core.TyperCommand(name=verb, help=text, rich_help_panel=group)
+                for group, inner in groups.items()
+                for verb, (module, text, _) in inner.items()
                 if importlib.util.find_spec(module) is not None
             }
 
@@ -41,12 +45,12 @@ def group(verbs: Mapping[str, tuple[str, str]]) -> typer.Typer:
                 command = load(verbs, name)
             return name, command, rest
 
-    app = typer.Typer(cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False)
-    app.callback()(unicron)
+    app = typer.Typer(cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False, context_settings=_HELP)
+    app.callback(help=_unwrapped(unicron.__doc__))(unicron)
     return app
 
 
-def load(verbs: Mapping[str, tuple[str, str]], verb: str) -> Any:
+def load(verbs: Mapping[str, tuple[str, str, str]], verb: str) -> Any:
     """Import a verb's module and return its command: the module's ``app``, or its function of the verb's name."""
     module = importlib.import_module(verbs[verb][0])
     app = getattr(module, "app", None)
@@ -55,7 +59,16 @@ def load(verbs: Mapping[str, tuple[str, str]], verb: str) -> Any:
         app.command(verb)(getattr(module, verb.replace("-", "_")))
     command = typer.main.get_command(app)
     command.name = verb
+    command.context_settings = {**_HELP, **command.context_settings}
+    command.epilog = f"Example: {verbs[verb][2]}"
+    for one in (command, *getattr(command, "commands", {}).values()):
+        one.help = _unwrapped(one.help)
     return command
+
+
+def _unwrapped(text: str | None) -> str:
+    """Return a help with each paragraph on one line: a terminal breaks it where its own width is."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (text or "").split("\n\n"))
 
 
 def unicron(

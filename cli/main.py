@@ -18,74 +18,171 @@ from typing import Any
 from cli.interrupt import INTERRUPTED
 from shared.errors import InvalidInput, UnicronError
 
-VERBS: dict[str, tuple[str, str]] = {
-    "up": ("cli.stack.up", "Start the whole system on this machine; Ctrl-C stops it."),
-    "demo": ("cli.demo.verb", "Run the demonstration: two tasks, several faults, and the proof that both healed."),
-    "submit": ("cli.tasks.submit", "Submit a task."),
-    "run": (
-        "cli.launch.run",
-        "Run what stood behind torchrun, and heal it; with --check, say only how it would be healed.",
-    ),
-    "top": ("cli.glance.top", "Watch the cluster: workers, WAF, tasks, open incidents and the last plans; q ends."),
-    "status": (
-        "cli.glance.status",
-        "Show in ten lines what is wrong, what it loses each hour and what to do; control plane, nodes and tasks.",
-    ),
-    "ps": ("cli.glance.ps", "List tasks."),
-    "show": ("cli.tasks.show", "Show a task."),
-    "logs": ("cli.tasks.logs", "Print what a task's ranks print."),
-    "result": ("cli.tasks.result", "Fetch the parameters of a task that has succeeded."),
-    "wait": ("cli.tasks.wait", "Wait until a task has ended, or is in a state."),
-    "stop": ("cli.tasks.stop", "Stop a task at the next step, with a checkpoint."),
-    "kill": ("cli.tasks.stop", "End a task at once, without a checkpoint."),
-    "resume": ("cli.tasks.stop", "Have a task that was stopped or has failed go on from its checkpoint."),
-    "change": ("cli.tasks.change", "Give a task another weight, or other limits of its workers, while it trains."),
-    "delete": ("cli.tasks.stop", "List a task that has ended no more."),
-    "nodes": ("cli.nodes.nodes", "List nodes and their workers."),
-    "cordon": ("cli.nodes.drain", "Place no new work on a node; what runs there stays."),
-    "drain": ("cli.nodes.drain", "Empty a node: its tasks move away without a lost step, or save and wait."),
-    "return": ("cli.nodes.return_node", "Use a cordoned, drained or isolated node again."),
-    "watch": (
-        "cli.watch.verb",
-        "Report troubles of nodes that another system knows of, so that they are drained or isolated.",
-    ),
-    "inject": (
-        "cli.incidents.inject",
-        "Have a fault happen, as a test: refused unless the setting fault_injection is on.",
-    ),
-    "control": ("cli.stack.control", "Run the services of the control plane; Ctrl-C stops them."),
-    "agent": ("cli.nodes.agent", "Run this machine's node agent, or have a node's agent started again."),
-    "doctor": (
-        "cli.doctor.verb",
-        "Check this machine before it joins as a node, and say what to do about each finding.",
-    ),
-    "incidents": ("cli.incidents.incidents", "List faults and what was done about them."),
-    "slow-workers": (
-        "cli.tasks.slow_workers",
-        "List workers that were slower than their peers, and those that still are.",
-    ),
-    "postmortem": (
-        "cli.incidents.postmortem",
-        "Print the post-mortem of a fault: its course, the decisions and their reasons, its cost.",
-    ),
-    "plan": ("cli.planning.plan", "Look at plans, or make one."),
-    "events": ("cli.records.events", "Print the event log."),
-    "export": ("cli.records.export", "Write events, incidents, tasks, costs or plans as a flat table: CSV or Parquet."),
-    "cost": ("cli.incidents.cost", "Report where worker-seconds went, and what failures cost."),
-    "node": ("cli.nodes.node", "Give a node the right to use NATS, or take it away."),
-    "keys": ("cli.nodes.keys", "Make the keys with which services and nodes use NATS."),
-    "open": ("cli.glance.open", "Print a link that lets a browser use the server, with the rights that you have here."),
-    "token": ("cli.nodes.token", "Make and remove tokens, with which others may use the server."),
-    "archive": ("cli.records.archive", "Write what a log has and a folder of segments has not as one more segment."),
-    "backup": (
-        "cli.records.backup",
-        "Write the whole log to a folder, while the services run; again: what has been added since.",
-    ),
-    "restore": ("cli.records.restore", "Make a log of a backup, in an empty database; nothing is overwritten."),
-    "simulate": ("cli.planning.simulate", "Simulate what a history of failures costs a cluster under each policy."),
-    "replay": ("cli.records.replay", "Rebuild the state from a log, and check it."),
+GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
+    "Tasks": {
+        "run": (
+            "cli.launch.run",
+            "Run what stood behind torchrun, and heal it; with --check, say only how it would be healed.",
+            "unicron run -- torchrun --nproc-per-node 4 train.py --lr 3e-4",
+        ),
+        "submit": ("cli.tasks.submit", "Submit a task.", "unicron submit examples/gpt-small.yaml"),
+        "ps": ("cli.glance.ps", "List tasks.", "unicron ps --state running"),
+        "show": ("cli.tasks.show", "Show a task.", "unicron show gpt-small --attempts"),
+        "logs": ("cli.tasks.logs", "Print what a task's ranks print.", "unicron logs gpt-small --rank 0 -f"),
+        "metrics": (
+            "cli.tasks.metrics",
+            "Show what a task's script logs, and its loss and throughput, over its steps.",
+            "unicron metrics gpt-small lr --against 1",
+        ),
+        "wait": (
+            "cli.tasks.wait",
+            "Wait until a task has ended, or is in a state.",
+            "unicron wait gpt-small --for running",
+        ),
+        "result": (
+            "cli.tasks.result",
+            "Fetch the parameters of a task that has succeeded.",
+            "unicron result gpt-small gpt.safetensors",
+        ),
+        "stop": ("cli.tasks.stop", "Stop a task at the next step, with a checkpoint.", "unicron stop gpt-small"),
+        "kill": ("cli.tasks.stop", "End a task at once, without a checkpoint.", "unicron kill gpt-small --yes"),
+        "resume": (
+            "cli.tasks.stop",
+            "Have a task that was stopped or has failed go on from its checkpoint.",
+            "unicron resume gpt-small",
+        ),
+        "change": (
+            "cli.tasks.change",
+            "Give a task another weight, or other limits of its workers, while it trains.",
+            "unicron change gpt-small --weight 3 --max 2",
+        ),
+        "delete": ("cli.tasks.stop", "List a task that has ended no more.", "unicron delete gpt-small"),
+    },
+    "What is wrong": {
+        "status": (
+            "cli.glance.status",
+            "Show in ten lines what is wrong, what it loses each hour and what to do; control plane, nodes and tasks.",
+            "unicron status",
+        ),
+        "top": (
+            "cli.glance.top",
+            "Watch the cluster: workers, WAF, tasks, open incidents and the last plans; q ends.",
+            "unicron top",
+        ),
+        "incidents": (
+            "cli.incidents.incidents",
+            "List faults and what was done about them.",
+            "unicron incidents --task gpt-small --last 5",
+        ),
+        "postmortem": (
+            "cli.incidents.postmortem",
+            "Print the post-mortem of a fault: its course, the decisions and their reasons, its cost.",
+            "unicron postmortem 5ab2a0c7 -o html --file incident.html",
+        ),
+        "slow-workers": (
+            "cli.tasks.slow_workers",
+            "List workers that were slower than their peers, and those that still are.",
+            "unicron slow-workers --task gpt-small",
+        ),
+        "cost": (
+            "cli.incidents.cost",
+            "Report where worker-seconds went, and what failures cost.",
+            "unicron cost --by task",
+        ),
+        "open": (
+            "cli.glance.open",
+            "Print a link that lets a browser use the server, with the rights that you have here.",
+            "unicron open",
+        ),
+    },
+    "Nodes": {
+        "nodes": ("cli.nodes.nodes", "List nodes and their workers.", "unicron nodes --detector"),
+        "cordon": (
+            "cli.nodes.drain",
+            "Place no new work on a node; what runs there stays.",
+            "unicron cordon n1 --reason 'a fan'",
+        ),
+        "drain": (
+            "cli.nodes.drain",
+            "Empty a node: its tasks move away without a lost step, or save and wait.",
+            "unicron drain n1 --wait",
+        ),
+        "return": ("cli.nodes.return_node", "Use a cordoned, drained or isolated node again.", "unicron return n1"),
+        "doctor": (
+            "cli.doctor.verb",
+            "Check this machine before it joins as a node, and say what to do about each finding.",
+            "unicron doctor --preflight",
+        ),
+        "agent": (
+            "cli.nodes.agent",
+            "Run this machine's node agent, or have a node's agent started again.",
+            "unicron agent restart n1",
+        ),
+        "watch": (
+            "cli.watch.verb",
+            "Report troubles of nodes that another system knows of, so that they are drained or isolated.",
+            "unicron watch slurm --once",
+        ),
+        "inject": (
+            "cli.incidents.inject",
+            "Have a fault happen, as a test: refused unless the setting fault_injection is on.",
+            "unicron inject gpt-small --fault kill --rank 1",
+        ),
+    },
+    "Plans and records": {
+        "plan": ("cli.planning.plan", "Look at plans, or make one.", "unicron plan list"),
+        "simulate": (
+            "cli.planning.simulate",
+            "Simulate what a history of failures costs a cluster under each policy.",
+            "unicron simulate --trace failures.csv",
+        ),
+        "events": ("cli.records.events", "Print the event log.", "unicron events --follow"),
+        "export": (
+            "cli.records.export",
+            "Write events, incidents, tasks, costs or plans as a flat table: CSV or Parquet.",
+            "unicron export incidents --output incidents.csv",
+        ),
+        "replay": ("cli.records.replay", "Rebuild the state from a log, and check it.", "unicron replay --verify"),
+        "archive": (
+            "cli.records.archive",
+            "Write what a log has and a folder of segments has not as one more segment.",
+            "unicron archive archive/ --before 2026-03-01",
+        ),
+        "backup": (
+            "cli.records.backup",
+            "Write the whole log to a folder, while the services run; again: what has been added since.",
+            "unicron backup backup/",
+        ),
+        "restore": (
+            "cli.records.restore",
+            "Make a log of a backup, in an empty database; nothing is overwritten.",
+            "unicron restore backup/ --log restored.db",
+        ),
+    },
+    "The whole system": {
+        "up": ("cli.stack.up", "Start the whole system on this machine; Ctrl-C stops it.", "unicron up --nodes 2"),
+        "demo": (
+            "cli.demo.verb",
+            "Run the demonstration: two tasks, several faults, and the proof that both healed.",
+            "unicron demo",
+        ),
+        "control": (
+            "cli.stack.control",
+            "Run the services of the control plane; Ctrl-C stops them.",
+            "unicron control",
+        ),
+        "keys": ("cli.nodes.keys", "Make the keys with which services and nodes use NATS.", "unicron keys make"),
+        "node": ("cli.nodes.node", "Give a node the right to use NATS, or take it away.", "unicron node add n4"),
+        "token": (
+            "cli.nodes.token",
+            "Make and remove tokens, with which others may use the server.",
+            "unicron token add alice --scope submit",
+        ),
+    },
 }
-"""Verb -> its module, and its help in one line, so that listing the verbs imports none of them."""
+"""Group -> verb -> its module, its help in one line, and an example, so that to list the verbs imports none of them."""
+
+VERBS = {verb: about for verbs in GROUPS.values() for verb, about in verbs.items()}
 
 
 def load(verb: str) -> Any:
@@ -100,7 +197,7 @@ def command() -> Any:
     """Return the command as Typer has it."""
     from cli import group
 
-    return group.group(VERBS)
+    return group.group(GROUPS)
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from cli.options import Format, Output, Server
-from cli.output import clock, print_json, print_table, printable
+from cli.output import SHORT_ID, clock, print_json, print_table, printable
 
 PATH = "/v1/status"
 
@@ -21,6 +21,8 @@ _GOING_ON = ("pending", "queued", "running", "transitioning", "degraded", "stopp
 
 def status(server: Server = None, output: Output = Format.TEXT) -> None:
     """Show in ten lines what is wrong, what it loses each hour and what to do; control plane, nodes and tasks.
+
+    `unicron incidents acknowledge ID` says that you are on it.
 
     With -o wide all causes, and each part of the control plane; LAG: events of the log that the part has not handled.
     Exit status: 0 if nothing needs somebody, 1 if a part does not work, an incident is stuck, a node is isolated, lost
@@ -72,12 +74,19 @@ def _lines(found: dict[str, Any], states: dict[str, int], most: int | None) -> I
         since = f" since {clock(one['since'])} UTC" if one["since"] else ""
         late = "" if one["late_s"] is None else f", {one['late_s']:.0f} s longer than {than_usual(one['usual_s'])}"
         loses = one["money_per_hour"] or 0.0
-        yield f"{one['what']} ({one['state']}{since}{late}; {loses:.4g} {found['currency']}/h)"
+        yield f"{one['what']} ({one['state']}{since}{late}; {loses:.4g} {found['currency']}/h; {_who(one)})"
         if one["todo"]:
             yield f"  to do: {one['todo'][0]}"
     more = found["more"] + len(causes[len(causes) if most is None else most :])
     if more:
         yield f"and {more} more: -o wide"
+
+
+def _who(cause: dict[str, Any]) -> str:
+    """Return who takes care of a cause; where nobody does, by which id `incidents acknowledge` knows it."""
+    if cause["acknowledged"]:
+        return f"{cause['by']} is on it"
+    return f"nobody is on it: {cause['incidents'][0][:SHORT_ID] if cause['incidents'] else cause['key']}"
 
 
 def summary(found: dict[str, Any]) -> str:

@@ -132,16 +132,21 @@ def incidents(
 
 @app.command("acknowledge")
 def acknowledge_incident(incident: IncidentId, server: Server = None, output: Output = Format.TEXT) -> None:
-    """Say that somebody takes care of an incident."""
+    """Say that somebody takes care of an incident, or of another cause of trouble, by the id that `status` has.
+
+    The latter holds until the cause is no more.
+    """
     from unicron_client.resources import Client
 
     with Client(server) as client:
-        shown = client.post(f"{id_path(client, 'incident', incident)}/acknowledge")
+        cause = any(one["key"] == incident for one in client.get("/v1/troubles")["items"])
+        path = f"/v1/troubles/{incident}" if cause else id_path(client, "incident", incident)
+        shown = client.post(f"{path}/acknowledge")
     if output is Format.JSON:
         print_json(shown)
         return
-    found = shown["acknowledged"]
-    print(f"acknowledged by {printable(found['by'])} at {clock(found['at'])}")
+    by, at = (shown["by"], None) if cause else shown["acknowledged"].values()
+    print(f"acknowledged by {printable(by)}{f' at {clock(at)}' if at else ''}")
 
 
 @app.command("note")

@@ -8,14 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 from cli.ids import id_path
 from cli.options import Format, Output, PlanId, Server
 from cli.output import clock, print_fields, print_json, print_table, seconds_between
 from cli.planning.plan_throughput import throughput
 
-# Help is plain text: rich's frames would cut the long names of `plan throughput` at 80 characters.
-app = typer.Typer(help="Look at plans, or make one.", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+app = typer.Typer(help="Look at plans, or make one.", no_args_is_help=True, add_completion=False)
+
+
+class _PlainHelp(typer.core.TyperCommand):
+    """Its help is plain text: rich's frames would cut the long names of its options at 80 characters."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{**options, "rich_markup_mode": None})
 
 
 if TYPE_CHECKING:
@@ -78,7 +85,7 @@ def _print(answer: StandaloneAnswer) -> None:
 
 
 app.command("solve")(solve)
-app.command("throughput")(throughput)
+app.command("throughput", cls=_PlainHelp)(throughput)
 
 
 @app.command("list")

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def archive(
-    folder: Annotated[Path, typer.Argument(help="The folder of the log's segments; is made if there is none.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The folder of the log's segments; is made if there is none.")
+    ],
     before: Annotated[
         str, typer.Option(metavar="POSITION|DATE", help="The first position, or the day in UTC, that stays out.")
     ],

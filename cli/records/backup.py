@@ -13,7 +13,9 @@ from cli.output import print_json
 
 
 def backup(
-    folder: Annotated[Path, typer.Argument(help="The folder of the backup; is made if there is none.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The folder of the backup; is made if there is none.")
+    ],
     log: LogPlace = None,
     run_dir: LogFolder = None,
     ending: SegmentFormat = SegmentEnding.COMPRESSED,

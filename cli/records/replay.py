@@ -36,9 +36,10 @@ def replay(
     log: Annotated[
         list[str] | None,
         typer.Argument(
+            metavar="LOG",
             help="The log: a live one or a copied .db file, or a database's URL (postgresql+psycopg://...); before it, "
             "or alone, archived segments in order (.jsonl, .jsonl.gz), or their folder. "
-            "Default: the log of the settings, UNICRON_LOG_URL."
+            "Default: the log of the settings, UNICRON_LOG_URL.",
         ),
     ] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder with the log, where LOG is not given.")] = None,

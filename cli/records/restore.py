@@ -12,7 +12,7 @@ from cli.output import print_json
 
 
 def restore(
-    folder: Annotated[Path, typer.Argument(help="The folder of a backup.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a backup.")],
     log: Annotated[
         str | None,
         typer.Option(help="The new log: a .db file or the URL of an empty database. Default: UNICRON_LOG_URL."),

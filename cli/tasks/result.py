@@ -32,7 +32,7 @@ RETRY_PAUSE_S = 2.0
 def result(
     task: TaskName,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="Where to write them. Default: TASK.safetensors")
+        Path | None, typer.Argument(metavar="FILE", help="Where to write them. Default: TASK.safetensors")
     ] = None,
     server: Server = None,
     output: Output = Format.TEXT,

@@ -30,6 +30,7 @@ from services.api.live import Live
 from services.api.notices.notices import Notices
 from services.api.notices.sending import NoticeMetrics
 from services.api.postmortem import page as postmortem_page
+from services.api.requests import trouble_requests
 from services.api.route_parts.joined_answers import JoinedAnswers
 from services.api.route_parts.log_positions import PositionHeader, add_to_reads
 from services.api.route_parts.parameters import refuse_unknown
@@ -222,6 +223,7 @@ async def serve(context: Context) -> None:
         sending = asyncio.create_task(notices.keep_sending(gateway), name="notices")
         collecting = asyncio.create_task(gateway.metrics.keep_collecting(), name="metrics")
         removing = asyncio.create_task(gateway.code.keep_removing(), name="code")
+        ending = asyncio.create_task(trouble_requests.keep_ending(gateway), name="troubles")
         try:
             await _first(asyncio.create_task(server.listens.wait()), serving, following)
             write_port(settings.run_dir, listening.getsockname()[1])
@@ -231,7 +233,7 @@ async def serve(context: Context) -> None:
             await feed.close()
             server.should_exit = True
             await asyncio.wait({serving})
-            await cancelled(following, signing, sending, collecting, removing)
+            await cancelled(following, signing, sending, collecting, removing, ending)
             await gateway.metrics.close()
             await gateway.code.close()
     finally:

@@ -1,4 +1,4 @@
-"""Events of what users ask of tasks that exist, and of what they say about incidents."""
+"""Events of what users ask of tasks that exist, and of what they say about incidents and other troubles."""
 
 from __future__ import annotations
 
@@ -81,6 +81,27 @@ class IncidentNoted(ClusterEvent):
     incident: str
     text: str
     actor: str = ""
+
+
+class TroubleAcknowledged(ClusterEvent):
+    """A user takes care of a cause of trouble that is no incident. ``key``: of the cause; ``what``: it, in a sentence.
+
+    ``actor``: the user, as in a note.
+    """
+
+    type: Literal["trouble.acknowledged"] = "trouble.acknowledged"
+    schema_version: Literal[1] = 1
+    key: str
+    what: str
+    actor: str = ""
+
+
+class TroubleEnded(ClusterEvent):
+    """A cause of trouble that somebody had acknowledged is no more: if it comes again, nobody takes care of it."""
+
+    type: Literal["trouble.ended"] = "trouble.ended"
+    schema_version: Literal[1] = 1
+    key: str
 
 
 class IncidentAcknowledged(ClusterEvent):

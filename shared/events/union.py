@@ -47,6 +47,8 @@ from shared.events.request_events import TaskChanged as TaskChanged
 from shared.events.request_events import TaskDeleted as TaskDeleted
 from shared.events.request_events import TaskResumeRequested as TaskResumeRequested
 from shared.events.request_events import TaskStopRequested as TaskStopRequested
+from shared.events.request_events import TroubleAcknowledged as TroubleAcknowledged
+from shared.events.request_events import TroubleEnded as TroubleEnded
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.upcast import upcast_given
 from shared.events.worker_runs import short_members, short_workers
@@ -351,6 +353,8 @@ Event = Annotated[
     | IncidentObserved
     | IncidentNoted
     | IncidentAcknowledged
+    | TroubleAcknowledged
+    | TroubleEnded
     | ErrorDetected
     | PlanDecided
     | StateMoved,

@@ -26,9 +26,10 @@ TroubleKind = Literal[
 class Trouble(BaseModel):
     """A cause of what is wrong now, with all that follows from it.
 
-    ``key``: stays the same as long as the cause does. ``grave``: training stands, or what breaks next may not be
-    healed. ``needs_somebody``: it does not end by itself, as a fault does that is being healed. ``state``: in a word or
-    two; ``what``: in a sentence. ``todo``: what to do about it, in sentences; the commands in them are in back quotes.
+    ``key``: stays the same as long as the cause does, and names it where somebody acknowledges it. ``grave``: training
+    stands, or what breaks next may not be healed. ``needs_somebody``: it does not end by itself, as a fault does that
+    is being healed. ``state``: in a word or two; ``what``: in a sentence. ``todo``: what to do about it, in sentences;
+    the commands in them are in back quotes.
 
     ``since``: null: not known. Of an open incident ``usual_s`` is the median time of healed ones of its kind, and
     ``late_s`` by how much longer it takes; null: there is none, or it is not late.

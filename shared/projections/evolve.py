@@ -87,6 +87,8 @@ def _evolve(views: Views, recorded: Recorded) -> None:
             requests.noted(views, recorded, event)
         case events.IncidentAcknowledged():
             requests.acknowledged(views, recorded, event)
+        case events.TroubleAcknowledged() | events.TroubleEnded():
+            requests.taken(views, recorded, event)
         case events.PlanDecided():
             plans.decided(views, recorded, event)
         case events.StateMoved():

@@ -1,14 +1,22 @@
-"""The fold's part for what users ask of tasks that exist, and for what they say about incidents."""
+"""The fold's part for what users ask of tasks that exist, and for what they say about incidents and other troubles."""
 
 from __future__ import annotations
 
-from shared.events.union import IncidentAcknowledged, IncidentNoted, Recorded, TaskChanged, TaskDeleted
+from shared.events.union import (
+    IncidentAcknowledged,
+    IncidentNoted,
+    Recorded,
+    TaskChanged,
+    TaskDeleted,
+    TroubleAcknowledged,
+    TroubleEnded,
+)
 from shared.model import filled
 from shared.projections import service_spans, spans
 from shared.projections.documents import change_task
 from shared.tasks.specification import ENDED
-from shared.views.documents import TaskView, Views
-from shared.views.incident_parts import Acknowledgement, Note
+from shared.views.documents import ClusterView, TaskView, Views
+from shared.views.incident_parts import Acknowledgement, Note, TakenCause
 from shared.views.task_parts import AttemptView, Weighting, attempt_key
 
 
@@ -75,3 +83,13 @@ def acknowledged(views: Views, recorded: Recorded, event: IncidentAcknowledged) 
     if view is not None and view.acknowledged is None:
         first = Acknowledgement(by=event.actor, at=recorded.recorded_at)
         views.incidents[event.incident] = view.model_copy(update={"acknowledged": first})
+
+
+def taken(views: Views, recorded: Recorded, event: TroubleAcknowledged | TroubleEnded) -> None:
+    """Note who takes care of a cause of trouble: the first who said so, until the cause is no more."""
+    cluster = views.cluster.get("cluster", ClusterView())
+    others = {key: one for key, one in cluster.taken.items() if key != event.key}
+    if isinstance(event, TroubleAcknowledged):
+        first = TakenCause(by=event.actor, at=recorded.recorded_at, event_id=event.event_id)
+        others[event.key] = cluster.taken.get(event.key, first)
+    views.cluster["cluster"] = cluster.model_copy(update={"taken": others})

@@ -16,7 +16,7 @@ from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import Observation
 from shared.model import Model
 from shared.tasks.specification import TaskSpec, TaskState
-from shared.views.incident_parts import Acknowledgement, Attempt, Note, OtherAnswers, Usual
+from shared.views.incident_parts import Acknowledgement, Attempt, Note, OtherAnswers, TakenCause, Usual
 from shared.views.observed_views import OpenAnomaly, SlowdownView, SlowWorker
 from shared.views.task_parts import AttemptView, TaskWait, Weighting, weighted_steps
 from shared.views.task_parts import CheckpointFailure as CheckpointFailure
@@ -417,7 +417,8 @@ class ClusterView(Model):
     """Parameters of the cluster from which costs are computed.
 
     ``away``: names of the nodes that are allocated and away. ``healthy``: key of the healthy line's span that lasts.
-    ``usual``: how long the newest incidents took that were healed, by kind.
+    ``usual``: how long the newest incidents took that were healed, by kind. ``taken``: who takes care of a cause of
+    trouble that is no incident, by its key.
     """
 
     name: str = "cluster"
@@ -427,6 +428,7 @@ class ClusterView(Model):
     away: list[str] = Field(default_factory=list)
     healthy: str = ""
     usual: Usual = Field(default_factory=dict)
+    taken: dict[str, TakenCause] = Field(default_factory=dict)
 
 
 @dataclass

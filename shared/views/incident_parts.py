@@ -114,6 +114,12 @@ class Acknowledgement(Model):
     at: datetime
 
 
+class TakenCause(Acknowledgement):
+    """Who takes care of a cause of trouble. ``event_id``: of the event that says so."""
+
+    event_id: str
+
+
 class RestartCost(Model):
     """What a plain restart would have cost, by its model."""
 

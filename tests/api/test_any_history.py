@@ -49,6 +49,8 @@ from shared.events.union import (
     TaskStopRefused,
     TaskStopRequested,
     TaskSubmitted,
+    TroubleAcknowledged,
+    TroubleEnded,
 )
 from shared.projections.evolve import evolve
 from shared.views.documents import ClusterView, PlanState, Views
@@ -112,6 +114,8 @@ events: st.SearchStrategy[Event] = st.one_of(
     st.builds(TaskDeleted, task=names, **base),
     st.builds(IncidentNoted, incident=st.sampled_from(["i0", "i1"]), text=st.just("t"), **base),
     st.builds(IncidentAcknowledged, incident=st.sampled_from(["i0", "i1"]), **base),
+    st.builds(TroubleAcknowledged, key=st.sampled_from(["queue", "control-plane"]), what=st.just("w"), **base),
+    st.builds(TroubleEnded, key=st.sampled_from(["queue", "control-plane"]), **base),
     st.builds(TaskFailed, task=names, generation=generations, step=st.just(1), reason=st.just("r"),
               incident=st.sampled_from(["", "i0"]), **base),
     st.builds(NodeJoined, node=st.just("n0"), incarnation=st.just("x"), agent_pid=st.just(1), domain=st.just("d"),

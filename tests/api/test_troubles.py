@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,10 @@ import pytest
 
 from services.api.cluster_metrics import FAILED_FOR
 from services.api.live import LiveState
+from services.api.requests import trouble_requests
 from services.api.troubles.causes import causes
 from services.api.troubles.findings import read_findings
+from shared.bus.connection import Bus
 from shared.events.measurements import Measurement
 from shared.events.plans import Response, Trigger
 from shared.events.severities import ErrorKind, Method, Severity
@@ -27,12 +29,19 @@ from shared.events.union import (
     NodeReturned,
     TaskFailed,
     TaskSubmitted,
+    TroubleAcknowledged,
+    TroubleEnded,
     WorkerSlowed,
 )
 from shared.interface.first_look import Trouble
 from shared.interface.readiness import Check
+from shared.log.journal import Journal
 from shared.messages.reachability import Reachability, Unreachable
-from tests.api.kit import PRICE, Server, Story, offline_gateway, spec
+from shared.service.tokens import Scope
+from shared.settings.model import Settings
+from tests.api.kit import PRICE, Server, Story, bearer, offline_gateway, serving, spec
+from tests.api.test_tasks import refused
+from tests.condition import until
 
 WORKS = [Check(name=name, ok=True) for name in ("bus", "log", "nodes", "detector", "planner", "transition", "api")]
 
@@ -75,7 +84,7 @@ def test_a_stuck_incident_says_since_when_against_usual_what_it_costs_and_what_t
         "Wait: it is being healed. `unicron status` says whether every part of the control plane works."
     ]
     (late,) = troubles(story.at(240), tmp_path)
-    assert (late.key, late.state, late.usual_s, late.late_s) == ("incident i2", "stuck", 8.0, 32.0)
+    assert (late.state, late.usual_s, late.late_s) == ("stuck", 8.0, 32.0)
     assert late.what == "SEV2: process-exit of n1/1; hits gpt"
     assert late.since == story.time(200)
     assert late.money_per_hour == pytest.approx(4 * PRICE)
@@ -101,6 +110,18 @@ def test_who_takes_care_of_it_comes_before_who_has_written_a_note(story: Story, 
     assert (found.by, found.acknowledged, found.note) == ("uid/9", True, "switch 4?")
 
 
+def test_who_takes_care_of_a_cause_that_is_no_incident_is_said_until_it_ends(story: Story, tmp_path: Path) -> None:
+    story.at(50).add(TaskFailed, task="gpt", generation=1, step=9, reason="no such file: /data/x")
+    (found,) = troubles(story, tmp_path)
+    assert (found.by, found.acknowledged) == (None, False)
+    for user in ("uid/9", "uid/7"):
+        story.at(60).add(TroubleAcknowledged, key=found.key, what=found.what, actor=user)
+    (taken,) = troubles(story, tmp_path)
+    assert (taken.key, taken.by, taken.acknowledged) == (found.key, "uid/9", True)
+    story.at(70).add(TroubleEnded, key=found.key)
+    assert troubles(story, tmp_path) == [found]
+
+
 def test_the_nodes_of_a_rack_that_are_lost_together_are_one_cause(story: Story, tmp_path: Path) -> None:
     for number, rack in enumerate(["r1"] * 5 + ["r2"], start=10):
         node = f"n{number}"
@@ -110,9 +131,9 @@ def test_the_nodes_of_a_rack_that_are_lost_together_are_one_cause(story: Story, 
         lose(story, f"n{number}", f"i{number}")
     story.at(400)
     lose(story, "n0", "i0")
-    by_key = {one.key: one for one in troubles(story.at(401), tmp_path)}
-    assert by_key.keys() == {"incident i10", "incident i15", "incident i0"}
-    lost = by_key["incident i10"]
+    by_incident = {one.incidents[0]: one for one in troubles(story.at(401), tmp_path)}
+    assert by_incident.keys() == {"i10", "i15", "i0"}
+    lost = by_incident["i10"]
     assert lost.what == "SEV1: node-lost of 5 nodes of r1: n10, n11, n12 and 2 more"
     assert lost.nodes == [f"n{number}" for number in range(10, 15)]
     assert lost.incidents == [f"i{number}" for number in range(10, 15)]
@@ -225,3 +246,43 @@ async def test_the_answer_has_the_sum_and_the_state_of_the_control_plane(api: Se
     assert (found["more"], found["money_per_hour"], found["currency"]) == (0, 0.0, "USD")
     assert not found["status"]["ready"]
     assert {check["name"] for check in found["status"]["checks"]} >= {"bus", "log", "planner"}
+
+
+@pytest.fixture
+async def looking(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings, bus: Bus, journal: Journal
+) -> AsyncIterator[Server]:
+    """A gateway that looks for what is over all the time."""
+    monkeypatch.setattr(trouble_requests, "LOOK_S", 0.05)
+    async with serving(settings, bus, journal) as server:
+        yield server
+
+
+async def test_a_cause_is_acknowledged_once_and_no_longer_than_it_lasts(looking: Server, settings: Settings) -> None:
+    api = looking
+
+    async def failed() -> dict[str, Any]:
+        found = (await api.http.get("/v1/troubles")).json()["items"]
+        return next(one for one in found if one["kind"] == "task-failed")
+
+    await api.append(TaskSubmitted, task="broken", spec=spec("broken"))
+    recorded = await api.append(TaskFailed, task="broken", generation=0, step=7, reason="no such file: /data/x")
+    await api.projected(recorded.position)
+    path = f"/v1/troubles/{(await failed())['key']}/acknowledge"
+    refused(await api.http.post(path, headers=bearer(settings, Scope.READ)), 403, "forbidden")
+    refused(await api.http.post("/v1/troubles/queue/acknowledge"), 404, "not-found")
+    taken = (await api.http.post(path, headers=bearer(settings, Scope.SUBMIT))).json()
+    assert (taken["acknowledged"], taken["by"].partition("/")[0]) == (True, "token")
+    assert (await api.http.post(path)).json() == taken
+    assert await failed() == taken
+    event = api.journal.log.read()[-1].event
+    assert isinstance(event, TroubleAcknowledged)
+    assert (event.what, event.actor) == (taken["what"], taken["by"])
+
+    recorded = await api.append(TaskSubmitted, task="broken", spec=spec("broken"))
+    await api.projected(recorded.position)
+    await until(lambda: api.journal.log.read()[-1].event.type == "trouble.ended")
+    recorded = await api.append(TaskFailed, task="broken", generation=0, step=7, reason="no such file: /data/x")
+    await api.projected(recorded.position)
+    assert ((await failed())["key"], (await failed())["acknowledged"]) == (taken["key"], False)
+    assert [one.event.type for one in api.journal.log.read()].count("trouble.ended") == 1

@@ -26,6 +26,8 @@ from shared.events.union import (
     TaskStopped,
     TaskStopRefused,
     TaskStopRequested,
+    TroubleAcknowledged,
+    TroubleEnded,
     WorkerSlowed,
 )
 from tests.api.kit import Story, stage
@@ -131,6 +133,8 @@ def _ended(story: Story, at_s: float) -> None:
 def _seen(story: Story, at_s: float) -> None:
     story.at(at_s).add(IncidentNoted, incident="i1", text=DETAIL)
     story.add(IncidentAcknowledged, incident="i1")
+    story.add(TroubleAcknowledged, key="queue", what="patient waits for workers", actor="uid/9")
+    story.add(TroubleEnded, key="queue")
     story.add(FaultInjected, task="gpt", rank=2, fault="hang")
     regression = {"kind": "throughput-regression", "generation": 3, "step": 97, "value": 2.0, "expected": 1.0}
     story.add(AnomalyObserved, task="gpt", detected_at=story.time(), **regression)

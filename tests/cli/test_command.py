@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -71,6 +72,16 @@ def test_every_verb_can_be_loaded_and_takes_output_formats(verb: str) -> None:
 @pytest.mark.parametrize("verb", [v for v in VERBS if v not in {"plan", "up", "demo", "replay"}])
 def test_the_line_in_the_list_is_that_of_the_verb(verb: str) -> None:
     assert load(verb).help.splitlines()[0] == VERBS[verb][1]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_example_of_a_verb_can_be_typed(verb: str) -> None:
+    program, first, *words = shlex.split(VERBS[verb][2])
+    assert (program, first) == ("unicron", verb)
+    command = load(verb)
+    if words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]
+    command.make_context(verb, words)  # refuses what it does not know, or lacks
 
 
 @pytest.mark.parametrize(

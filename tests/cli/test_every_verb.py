@@ -30,7 +30,7 @@ from shared.service import tokens
 from shared.service.tokens import Scope
 from shared.settings.model import Settings
 from tests.api.kit import START, Server, Story, serving
-from tests.cli import test_slow_workers, test_widths
+from tests.cli import test_metrics, test_slow_workers, test_widths
 from tests.cli.conftest import Outcome, call_unicron
 from tests.cli.golden_outputs import COLUMNS, GOLDEN, compare, golden_files
 from tests.cli.test_doctor import GOOD, peer
@@ -132,7 +132,14 @@ def command_of(arguments: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def test_every_verb_has_golden_outputs_or_a_reason_why_not() -> None:
-    recorded = {**test_widths.VERBS, **test_slow_workers.VERBS, **LOCAL, **CHANGING, "top": ("top",)}
+    recorded = {
+        **test_widths.VERBS,
+        **test_slow_workers.VERBS,
+        **test_metrics.VERBS,
+        **LOCAL,
+        **CHANGING,
+        "top": ("top",),
+    }
     there = {command_of(arguments) for arguments in recorded.values()}
     assert sorted({*commands()} - there - WITHOUT.keys()) == []
     assert sorted(there & WITHOUT.keys()) == [], "a reason for what is not so"

@@ -47,6 +47,9 @@ async def test_the_status_of_a_cluster_fits_ten_lines_and_says_what_needs_somebo
     assert lines[1:3] == ["nodes: 2 ready", "tasks: none goes on"]
     (failed,) = [place for place, line in enumerate(lines) if line.startswith("gpt failed: it is wrong (failed since")]
     assert "unicron resume gpt" in lines[failed + 1]
+    assert "nobody is on it: task-failed" not in shown.out  # it has an incident
+    taken = await call_unicron("incidents", "acknowledge", "control-plane", server=healed.url)
+    assert (taken.code, taken.out.partition("/")[0]) == (0, "acknowledged by uid")
     as_json = json.loads((await call_unicron("status", "-o", "json", server=healed.url)).out)
     assert {one["kind"]: one["needs_somebody"] for one in as_json["items"]} == {
         "control-plane": True,

@@ -24,6 +24,7 @@ THERE = {
     "name": ["n0"],
     "task": ["n0"],
     "incident": ["i1"],
+    "key": ["control-plane"],
     "slowdown": ["slow"],
     "plan": ["start", "p1"],
     "code": ["opened-before"],

@@ -179,6 +179,19 @@ async def test_who_is_on_it_is_said_and_the_keyboard_stays_in_the_row(cluster: S
         browser.check()
 
 
+async def test_a_cause_that_is_no_incident_is_acknowledged_in_its_row(cluster: Server) -> None:
+    await fail(cluster, "broken")
+    async with browsing(cluster) as browser:
+        await browser.open()
+        await browser.shows("#trouble-list .who", "nobody is on it")
+        await browser.page.locator("#trouble-list").get_by_role("button", name="Acknowledge cause failed-").click()
+        await browser.page.locator("#confirm-yes").click()
+        await browser.shows("#message", "The cause is acknowledged.")
+        await browser.shows("#trouble-list .who", " is on it")
+        assert (await event_types(cluster))[-1] == "trouble.acknowledged"
+        browser.check()
+
+
 async def test_a_task_that_failed_is_resumed_from_its_row(cluster: Server) -> None:
     await cluster.append(TaskFailed, task="gpt", generation=3, step=95, reason="no such file")
     async with browsing(cluster) as browser:

@@ -46,6 +46,8 @@ from shared.events.union import (
     TaskStopRefused,
     TaskStopRequested,
     TaskSubmitted,
+    TroubleAcknowledged,
+    TroubleEnded,
     WorkerSlowed,
 )
 from shared.tasks.specification import TaskSpec
@@ -181,6 +183,8 @@ events: st.SearchStrategy[Event] = st.one_of(
     st.builds(TaskDeleted, event_id=_ids, occurred_at=_times, task=_names, actor=_text),
     st.builds(IncidentNoted, event_id=_ids, occurred_at=_times, incident=_ids, text=_text, actor=_text),
     st.builds(IncidentAcknowledged, event_id=_ids, occurred_at=_times, incident=_ids, actor=_text),
+    st.builds(TroubleAcknowledged, event_id=_ids, occurred_at=_times, key=_ids, what=_text, actor=_text),
+    st.builds(TroubleEnded, event_id=_ids, occurred_at=_times, key=_ids),
     st.builds(
         TaskCheckpointFailed,
         event_id=_ids,

@@ -34,6 +34,7 @@ const BY_EVENT = [
   [/^task\./, ["troubles", "tasks", "ended", "nodes", "waf"]],
   [/^worker\./, ["troubles", "slow", "nodes", "tasks"]],
   [/^(node|anomaly)\./, ["troubles", "nodes", "tasks"]],
+  [/^trouble\./, ["troubles"]],
   [/^(error|incident)\./, ["troubles", "incidents", "nodes", "tasks", "waf"]],
   [/^plan\./, ["troubles", "plans", "tasks", "nodes", "incidents"]],
   [/^state\./, ["troubles", "plans", "tasks", "nodes", "incidents", "waf"]],

@@ -114,13 +114,23 @@ function makeLinks([list, id]) {
 
 function actionsOf(trouble) {
   const found = [];
-  if (trouble.incidents.length && maySubmit()) {
-    if (!trouble.acknowledged) found.push(acknowledgeAction(trouble.incidents));
-    found.push(noteAction(trouble.incidents));
-  }
+  if (maySubmit() && !trouble.acknowledged) found.push(trouble.incidents.length ? acknowledgeAction(trouble.incidents) : takeAction(trouble));
+  if (maySubmit() && trouble.incidents.length) found.push(noteAction(trouble.incidents));
   const one = trouble.tasks.length === 1 && ["task-failed", "task-waits"].includes(trouble.kind);
   if (one && mayChange({ owner: trouble.owners[0] })) found.push(resumeAction(trouble.tasks[0]));
   return found;
+}
+
+/** Return the action by which somebody says that they take care of a cause that is no incident. */
+function takeAction({ key, what }) {
+  const act = () => confirmed({
+    heading: "Acknowledge this cause?",
+    text: `Everybody who looks at it sees that you take care of it, until it is no more: ${what}`,
+    yes: "Acknowledge",
+    done: "The cause is acknowledged.",
+    send: () => post(`/v1/troubles/${encodeURIComponent(key)}/acknowledge`),
+  });
+  return { text: "Acknowledge", label: `Acknowledge cause ${key}`, act }; // what it says may change while it has the focus
 }
 
 function resumeAction(name) {

@@ -6,8 +6,10 @@ from datetime import datetime
 
 from fastapi import APIRouter, Response
 
+from services.api.access.access import Submitter
 from services.api.gateway import Api, as_json
-from services.api.route_parts.parameters import PROBLEMS
+from services.api.requests import trouble_requests
+from services.api.route_parts.parameters import CHANGE, PROBLEMS, Id
 from services.api.routers import health
 from services.api.store.readers import ViewReader
 from services.api.troubles.causes import MOST, causes
@@ -36,6 +38,12 @@ async def troubles(api: Api) -> Response:
     except Unavailable:  # the projections, of which the checks know: what is wrong is said all the same
         alone = causes(Findings(cluster=api.cluster_by_settings(), checks=status.checks))
         return as_json(_answer(alone, api.cluster_by_settings(), status, as_of))
+
+
+@router.post("/{key}/acknowledge", response_model=Trouble, responses=CHANGE)
+async def acknowledge(key: Id, api: Api, who: Submitter) -> Response:
+    """Say that somebody takes care of a cause, or of the incidents that it has. It holds until the cause is no more."""
+    return as_json(await trouble_requests.acknowledge(api, key, who))
 
 
 def _answer(found: list[Trouble], cluster: ClusterView, status: Readiness, as_of: datetime) -> Troubles:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any, TypeVar, get_args
 
 from services.api.postmortem.standing import held_back, shortfalls, todo
@@ -29,6 +30,9 @@ which two of them count as lost differ by less."""
 
 _NAMED = 3
 """Names of one cause that are said; the others are counted."""
+
+_KEY_CHARACTERS = 6
+"""Of the digest of what a cause is about: it tells one from the others of its kind that there are at the same time."""
 
 _ORDER = get_args(TroubleKind)
 
@@ -55,9 +59,18 @@ def causes(known: Findings) -> list[Trouble]:
         *_slow(known),
     ]
     return sorted(
-        found,
+        (_shown(known, one) for one in found),
         key=lambda one: (not one.grave, _ORDER.index(one.kind), one.late_s is None, -(one.money_per_hour or 0.0)),
     )
+
+
+def _shown(known: Findings, found: Trouble) -> Trouble:
+    """Return a cause under a key that is short enough to be typed, and with whoever takes care of it."""
+    kind, _, about = found.key.partition(" ")
+    key = f"{kind}-{sha256(about.encode()).hexdigest()[:_KEY_CHARACTERS]}" if about else kind
+    taken = known.cluster.taken.get(key)
+    who = {} if taken is None or found.acknowledged else {"by": taken.by, "acknowledged": True}
+    return found.model_copy(update={"key": key, **who})
 
 
 def names(all_names: Iterable[str]) -> str:
