@@ -15,11 +15,11 @@ from tests.e2e.several_nodes import REST, SCRIPT, STEPS, step_lines, weights_aft
 from tests.slurm.cluster import Slurm
 from tests.slurm.test_job import Story, duration
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
 
 TASK = "train"
 
-STEP_S = 150.0
+STEP_S = 300.0
 """For a run's start, which is imports of all nodes on the same cores, and its first steps."""
 
 SRUN = "srun --ntasks-per-node=1 --cpu-bind=none --no-kill --wait=0 --kill-on-bad-exit=0"
@@ -31,8 +31,9 @@ EVERY = 10
 MORE_TIME = ("scontrol", "update", 'jobid="$SLURM_JOB_ID"', "timelimit=60")
 """So that the job comes to its time limit once."""
 
-LIMIT_MIN, BEFORE_S = 2, 75
-"""The job's time limit, and how long before that the task is stopped: some steps after its start, which takes 15 s."""
+LIMIT_MIN, BEFORE_S = 4, 75
+"""The job's time limit, and how long before that the task is stopped: some steps after its start, which takes 15 s, and
+on a busy machine two minutes."""
 
 
 class Job:
@@ -171,8 +172,8 @@ def test_a_job_that_loses_its_first_node_is_requeued_and_goes_on_without_it(slur
         slurm.nodes[first].power_off()
         slurm.run("scontrol", "update", f"nodename={first}", "state=down", "reason=off")
         say(f"job {job.number} has lost {first}, its first node")
+        assert slurm.job(job.number)["JobState"] == "RUNNING", "Slurm does not requeue it by itself"
         slurm.until_job(job.number, "PENDING", Restarts="1")
-        assert f"{first} is down, and job {job.number} is requeued" in job.log
         say("another node has it requeued")
         slurm.until_job(job.number, "RUNNING", Restarts="1")
         assert slurm.hosts(job.number) == others
