@@ -12,9 +12,9 @@ from unicron_client.connection import Connection
 if TYPE_CHECKING:
     from shared.interface.models import Incident, Node, PlanDetail, PlanSummary
 
-SELF_TEST_S = 170.0
-"""Time for a node's self-test, which takes seconds, and with a preflight half a minute more: twice the longest that the
-api waits for one agent (``shared.messages.self_test``), and its own."""
+SELF_TEST_S = 230.0
+"""Time for a node's self-test, which takes seconds, and with a preflight a minute: twice the longest that the api waits
+for one agent (``shared.messages.self_test``), and its own."""
 
 
 class Operations(Connection):

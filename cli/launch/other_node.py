@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from cli.launch.interrupts import SIGNALS
 from cli.launch.place import devices_of, division
+from cli.launch.requeue import requeue
 from cli.stack.child import Child
 from cli.stack.children import Children
 from cli.stack.devices import Device
@@ -61,10 +63,12 @@ async def take_part(
         except UnicronError as err:
             meeting.refuse(err.detail)
             raise
-        await _until_over(meeting, children.failed)
+        over = await _until_over(meeting, children.failed)
     finally:
         await children.stop([[agent.name]])
         forget_memory(read_settings().memory_dir, run_dir, meeting.node)
+    if not over:
+        raise Unavailable(f"the first process of this srun has ended without a word: {await requeue(os.environ)}")
     return await meeting.ended()
 
 
@@ -88,11 +92,11 @@ def _agent(meeting: Meeting, run_dir: Path, offer: Offer, devices: str, inherite
     return Child(meeting.node, "services.agent.main", common | own, run_dir)
 
 
-async def _until_over(meeting: Meeting, failed: asyncio.Future[UnicronError]) -> None:
-    """Wait until the first process has the agents end.
+async def _until_over(meeting: Meeting, failed: asyncio.Future[UnicronError]) -> bool:
+    """Wait until the first process has the agents end; return False if it is gone.
 
     Raises:
-        UnicronError: it is gone, or the agent is not started again.
+        UnicronError: the agent is not started again.
     """
     beat, same = 0, 0
     while not meeting.is_over:
@@ -102,4 +106,5 @@ async def _until_over(meeting: Meeting, failed: asyncio.Future[UnicronError]) ->
         before, beat = beat, meeting.beat
         same = same + 1 if beat == before else 0
         if same > MOST_SAME:
-            raise Unavailable(f"the first process of this srun has ended: {meeting.folder} is left as it is")
+            return False
+    return True

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from shared.errors import Conflict
+from cli.stack.file_system import mount_of, without_locks
+from shared.errors import Conflict, InvalidInput, Unavailable
+from shared.settings.model import read_settings
 
 DEMO_MARKER = "made-by-demo"
 """File in a run directory that only demos have used: the next demo may replace it."""
 
 LOCK = "lock"
-"""File in a run directory, locked by the process that uses it; it contains that process's pid."""
+"""File in a run directory, locked by the process that uses it; it contains that process's pid and machine."""
+
+MOUNTS = Path("/proc/self/mounts")
+
+_ELSEWHERE = "mount it with locks, give another --run-dir, or have the log in PostgreSQL (UNICRON_LOG_URL)"
 
 
 class RunDirectory:
@@ -28,21 +36,36 @@ class RunDirectory:
 
         Raises:
             Conflict: another process uses the folder.
+            InvalidInput: other machines would not see its lock, and the log is to be there.
+            Unavailable: it cannot be locked.
         """
+        self._check_locks()
         (self.path / "services").mkdir(parents=True, exist_ok=True)
         lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as err:
-            owner = os.read(lock, 32).decode(errors="replace").strip() or "unknown"
+        except BlockingIOError as err:
+            owner = os.read(lock, 256).decode(errors="replace").strip() or "unknown"
             os.close(lock)
             raise Conflict(
                 f"run directory {self.path} is in use by the process with pid {owner}; "
                 "stop it first or give another --run-dir"
             ) from err
+        except OSError as err:
+            os.close(lock)
+            raise Unavailable(f"run directory {self.path} cannot be locked ({err.strerror}); {_ELSEWHERE}") from err
         os.ftruncate(lock, 0)
-        os.write(lock, str(os.getpid()).encode())
+        os.write(lock, f"{os.getpid()} on {socket.gethostname()}".encode())
         self._lock = lock
+
+    def _check_locks(self) -> None:
+        with suppress(OSError):
+            mount = mount_of(str(self.path), MOUNTS.read_text(errors="surrogateescape"))
+            problem = without_locks(mount) if mount is not None else ""
+            if mount is not None and problem and not read_settings().log_url:
+                problem = f"is on {mount.at}: {problem}, and two of them would damage the log; {_ELSEWHERE}"
+                error = {"field": "--run-dir", "value": str(self.path), "problem": problem}
+                raise InvalidInput(f"run directory {self.path} {problem}", [error])
 
     def release(self) -> None:
         """Give the lock back."""

@@ -48,11 +48,16 @@ def look() -> list[Trouble]:
     return troubles(done.stdout)
 
 
+def states_of(text: str) -> set[str]:
+    """Return the states of a node, as scontrol prints them in one word."""
+    return {part.rstrip(_SUFFIXES) for part in text.split("+")}
+
+
 def _of_line(line: str) -> Trouble | None:
     name, state = re.search(r"^NodeName=(\S+)", line), re.search(r" State=(\S+)", line)
     if name is None or state is None:
         return None
-    states = {part.rstrip(_SUFFIXES) for part in state[1].split("+")}
+    states = states_of(state[1])
     if states & _ON_PURPOSE:
         return None
     is_down = bool(states & _ERRORS)

@@ -23,8 +23,8 @@ SOURCE = ROOT / "deploy" / "helm"
 BUILD_S = 60.0
 """For kubectl, which takes a fifth of a second."""
 
-OPTIONAL = "monitoring.coreos.com/"
-"""Beginning of the `apiVersion` of what not every cluster knows, and is there only when it is asked for."""
+COMPONENTS = SOURCE.parent / "kubernetes" / "components"
+"""What is there only when it is asked for, by the value `enabled` of the component's name."""
 
 
 def find_kubectl() -> str:
@@ -54,19 +54,25 @@ def build(folder: Path) -> list[dict[str, Any]]:
 
 def files() -> dict[str, str]:
     """Return the files of the chart, by their paths within it."""
-    documents = build(SOURCE)
+    optional = {
+        (one["kind"], one["metadata"]["name"]): component.name
+        for component in sorted(COMPONENTS.iterdir())
+        for path in component.glob("[!k]*.yaml")
+        for one in yaml.safe_load_all(path.read_text())
+    }
+    parts: dict[str, list[dict[str, Any]]] = {}
+    for one in build(SOURCE):
+        parts.setdefault(optional.get((one["kind"], one["metadata"]["name"]), ""), []).append(one)
     # Without line breaks in long strings, of which an expression must be no part.
-    always, asked_for = (
-        yaml.safe_dump_all(
-            [one for one in documents if one["apiVersion"].startswith(OPTIONAL) is optional], width=10**6
-        )
-        for optional in (False, True)
-    )
+    texts = {name: yaml.safe_dump_all(part, width=10**6) for name, part in parts.items()}
     found = {name: (SOURCE / name).read_text() for name in ("Chart.yaml", "values.yaml", "values.schema.json")}
     return found | {
         "templates/NOTES.txt": (SOURCE / "NOTES.txt").read_text(),
-        "templates/unicron.yaml": always,
-        "templates/monitoring.yaml": f"{{{{- if .Values.monitoring.enabled }}}}\n{asked_for}{{{{- end }}}}\n",
+        "templates/unicron.yaml": texts.pop(""),
+        **{
+            f"templates/{name}.yaml": f"{{{{- if .Values.{name}.enabled }}}}\n{text}{{{{- end }}}}\n"
+            for name, text in texts.items()
+        },
     }
 
 

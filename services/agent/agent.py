@@ -115,7 +115,7 @@ class Agent:
         self._users = users = RankUsers(settings.rank_uids)
         self._interpreters = Interpreters(settings.rank_interpreters, separate_users=users.separate)
         supervisor, python = inherited.supervisor, self._interpreters.default
-        self._preflight = Preflight(settings, bus, incarnation, supervisor, found, python)
+        self._preflight = Preflight(settings, bus, incarnation, supervisor, found, python, address)
         self._files = TaskFiles(settings.run_dir, settings.node, users)
         self._output_limits = OutputLimits(settings, counters)
         self._oom_kills = OomKills(self._clock, own_counter())
@@ -175,6 +175,7 @@ class Agent:
         await self._file_server.start()
         self._heartbeats.probe = await self._probes.start()
         await self._self_tests.serve(self._bus)
+        await self._preflight.serve(self._background.spawn)
         await self._stacks.serve(self._bus)
         await self.devices.start()
         self._background.spawn(self._signals.run(), vital=True)

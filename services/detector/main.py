@@ -25,6 +25,7 @@ from services.detector.decisions.decision import DetectorLimits, Effect, Note, Q
 from services.detector.decisions.inputs import Echo, Greeting, Input, NodeTested, Probed, StacksGiven, Tick
 from services.detector.evolve import evolve
 from services.detector.metrics import ReadingLag, detector_metrics
+from services.detector.neighbours import Neighbours
 from services.detector.nodes import silence
 from services.detector.nodes.leftovers import Clean
 from services.detector.nodes.probing import ProbeQuestion
@@ -50,7 +51,7 @@ from shared.messages.admission import (
     Revocation,
 )
 from shared.messages.limits_in_force import LIMITS, LimitsReply, LimitsRequest
-from shared.messages.preflight import PREFLIGHT, PreflightAnswer, PreflightReport
+from shared.messages.preflight import NEIGHBOUR, PREFLIGHT, NeighbourAnswer, PreflightAnswer, PreflightReport
 from shared.messages.reachability import ECHO, PUBLISHED_EVERY_S, REACHABILITY, Reachability
 from shared.messages.signals import HEARTBEATS, SIGNALS, Heartbeat, Signal, received
 from shared.model import Clock
@@ -109,6 +110,7 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
         self._bus = context.bus
         self._prober = Prober(context.bus)
         self._agents = AgentRequests(context.bus)
+        self._neighbours = Neighbours(context.bus, lambda: self.state)
         self._limits = limits(context.settings)
         self._lag = ReadingLag()
         shown = StateMetrics(lambda: detector_metrics(self.state, self._limits, self.taken, self._lag, self._clock()))
@@ -140,6 +142,7 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
         await self._bus.serve(
             PREFLIGHT, self._preflight, refuse=lambda err: PreflightAnswer(verdict="reported", reason=err.detail)
         )
+        await self._bus.serve(NEIGHBOUR, self._neighbours.find, refuse=lambda _: NeighbourAnswer())
         await self._bus.serve(LIMITS, self._limits_in_force, refuse=lambda _: LimitsReply(nodes=[]))
         self.spawn(self._keep_echoing(), "echo")
         self.spawn(self._keep_judging(self._heartbeats), "ticks")

@@ -7,18 +7,22 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from shared.model import Model
+from shared.names import Name
 from shared.text import amount
 
 Quantity = Literal[
     "matrix products",
     "device memory",
     "all-reduce",
+    "all-reduce with a neighbour",
     "processor matrix products",
     "host memory",
     "disk write",
     "disk read",
 ]
 """What is measured (``unicron.process.preflight``). ``all-reduce``: its bus bandwidth, among devices or processes."""
+
+NEIGHBOUR: Quantity = "all-reduce with a neighbour"
 
 Verdict = Literal["accepted", "refused", "reported"]
 """What is decided on a measurement. ``reported``: there is nothing to compare it with, or it is not to count."""
@@ -35,12 +39,14 @@ Line = Annotated[str, Field(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")]
 class Rate(Model):
     """A measured rate, in FLOP/s or bytes/s. ``device``: number of the device; None: it is of the whole node.
 
+    ``peer``: the neighbour with which it was measured; None: it is of this node alone.
     ``bound``: the least rate that is not slow; None: there is nothing to compare with. ``basis``: what the bound
     follows from, or why there is none; empty: nobody has judged yet.
     """
 
     quantity: Quantity
     device: Annotated[int, Field(ge=0, le=1024)] | None = None
+    peer: Name | None = None
     value: Annotated[float, Field(ge=0, le=1e24)]
     bound: float | None = None
     basis: str = ""
@@ -53,7 +59,8 @@ class Rate(Model):
     @property
     def name(self) -> str:
         """What was measured, and where."""
-        return self.quantity if self.device is None else f"{self.quantity} of device {self.device}"
+        place = "" if self.device is None else f" of device {self.device}"
+        return f"{self.quantity}{place}{'' if self.peer is None else f', {self.peer}'}"
 
     @property
     def unit(self) -> str:

@@ -12,7 +12,7 @@ from shared.messages.health import HEALTH
 from shared.messages.injection import FAULTS
 from shared.messages.limits_in_force import LIMITS
 from shared.messages.node_files import CODE, FILES
-from shared.messages.preflight import PREFLIGHT
+from shared.messages.preflight import MEET, NEIGHBOUR, PREFLIGHT
 from shared.messages.probes import PROBE
 from shared.messages.reachability import ECHO, REACHABILITY
 from shared.messages.self_test import SELF_TEST
@@ -20,7 +20,7 @@ from shared.messages.signals import HEARTBEATS, SIGNALS
 from shared.messages.stacks import STACKS
 
 ENDPOINTS: tuple[Endpoint[Any, Any], ...] = (
-    *(HELLO, ALIVE, REVOKED, PREFLIGHT, DEPARTURES, HEARTBEATS, SIGNALS),
+    *(HELLO, ALIVE, REVOKED, NEIGHBOUR, MEET, PREFLIGHT, DEPARTURES, HEARTBEATS, SIGNALS),
     *(COMMANDS, LEFTOVERS, AGENT_RESTART, SELF_TEST, PROBE, STACKS, FAULTS, FILES, CODE),
     *(REACHABILITY, LIMITS, ECHO, TIME, HEALTH),
 )

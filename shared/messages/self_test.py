@@ -63,10 +63,10 @@ class SelfTestResult(Message):
 
 
 SELF_TEST = Endpoint(
-    "unicron.self-test.*", SelfTest, SelfTestResult, by=("detector", "api"), to=("node",), timeout_s=80.0
+    "unicron.self-test.*", SelfTest, SelfTestResult, by=("detector", "api"), to=("node",), timeout_s=110.0
 )
 """A test takes two seconds; on a busy machine whose fork server has not imported torch yet, ten times that. A machine
-that takes longer should not be used. A preflight takes half a minute more at most."""
+that takes longer should not be used. A preflight takes 80 s more at most, of which 50 s are for neighbours."""
 
 
 async def run_self_test(

@@ -2,6 +2,9 @@
 
 A rate is compared with the published one of the hardware, where there is one (``published.py``), and else with the
 median of the nodes of this cluster that are alike. Where there are too few of these, it is only reported.
+
+An all-reduce with a neighbour is slow if either of the two is. So the best of a node's neighbours counts, and a node is
+slow only if it is so with two of them.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import NamedTuple
 
-from shared.events.measurements import Measurement, Quantity, Rate, Verdict
+from shared.events.measurements import NEIGHBOUR, Measurement, Quantity, Rate, Verdict
 from shared.preflight.published import published
 from shared.text import amount
 
@@ -50,7 +53,7 @@ class Judgement(NamedTuple):
 def judge(measured: Measurement, others: Iterable[Measurement]) -> Judgement:
     """Judge a measurement beside the newest ones of the other nodes."""
     alike = [other for other in others if other.is_like(measured)]
-    rates = [_judged(rate, measured, alike) for rate in measured.rates]
+    rates = _with_neighbours([_judged(rate, measured, alike) for rate in measured.rates])
     slow = [str(rate) for rate in rates if rate.is_slow]
     if slow:
         return Judgement("refused", rates, "; ".join(slow))
@@ -66,13 +69,24 @@ def _judged(rate: Rate, measured: Measurement, alike: list[Measurement]) -> Rate
     part = _FAST_ENOUGH.get(rate.quantity, FAST_ENOUGH)
     if (known := published(rate.quantity, measured)) is not None:
         return _with_bound(rate, part * known.value, f"{part:g} of {known.source}")
-    typical = [median(found) for other in alike if (found := _values(other, rate.quantity))]
+    stands_for_all = max if rate.quantity == NEIGHBOUR else median
+    typical = [stands_for_all(found) for other in alike if (found := _values(other, rate.quantity))]
     if len(typical) < LEAST_LIKE:
         few = f"nothing is published, and {len(typical)} of {LEAST_LIKE} nodes that are alike are known"
         return _with_bound(rate, None, few)
     usual = median(typical)
     basis = f"{part:g} of {amount(usual, rate.unit)}, the median of {len(typical)} nodes with {measured}"
     return _with_bound(rate, part * usual, basis)
+
+
+def _with_neighbours(rates: list[Rate]) -> list[Rate]:
+    """Return rates of which those with neighbours are slow only if all of them are, and these are several."""
+    among = [rate for rate in rates if rate.quantity == NEIGHBOUR]
+    slow = [rate for rate in among if rate.is_slow]
+    if len({rate.peer for rate in slow}) > 1 and len(slow) == len(among):
+        return rates
+    why = "another one is fast" if len(slow) < len(among) else "one neighbour does not say which of the two is slow"
+    return [_with_bound(rate, None, f"{rate.basis}: slow, but {why}") if rate in slow else rate for rate in rates]
 
 
 def _with_bound(rate: Rate, bound: float | None, basis: str) -> Rate:

@@ -16,6 +16,7 @@ from cli.launch import other_node
 from cli.launch.allocation import Allocation, allocation_of, bound
 from cli.launch.interrupts import Interrupts
 from cli.launch.place import division, place_of
+from cli.launch.requeue import requeue
 from cli.launch.time_limit import interrupt_before_limit, left_s, seconds_of
 from cli.stack import meeting as meetings
 from cli.stack.devices import Device, Division
@@ -180,11 +181,61 @@ async def test_an_agent_does_not_outlive_the_first_process(tmp_path: Path) -> No
         failed: asyncio.Future[UnicronError] = asyncio.get_running_loop().create_future()
         await until(lambda: bool(other.beat))
         beating.cancel()
-        with pytest.raises(Unavailable, match="the first process of this srun has ended"):
-            await other_node._until_over(other, failed)
+        assert not await other_node._until_over(other, failed)
         failed.set_result(Unavailable("n1 ended 6 times in a minute"))
         with pytest.raises(Unavailable, match="6 times"):
             await other_node._until_over(other, failed)
+
+
+# ---- the first node is lost
+
+JOB = "JobId=17 JobName=a job BatchFlag=1 Requeue=1 Restarts=0 NodeList=n[1-2] BatchHost=n0 Command=x"
+
+UP, NOT_HEARD, DOWN = (f"NodeName=n0 Arch=x86_64 State={state} ThreadsPerCore=1" for state in
+                       ("MIXED+DRAIN", "MIXED*", "DOWN*"))  # fmt: skip
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for scontrol: says what files say, and notes what is requeued; nobody waits."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "scontrol"
+    program.write_text(
+        f'#!/bin/sh\ncase "$1" in requeue) echo $2 >>{tmp_path}/requeued;; *) cat {tmp_path}/$2;; esac\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setattr("cli.launch.requeue.LOOK_S", 0.0)
+    monkeypatch.setattr("cli.launch.requeue.LOOKS", 2)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("changes", "job", "node", "said"),
+    [
+        ({}, JOB, DOWN, "n0 is down, and job 17 is requeued"),
+        ({"SLURM_PROCID": "4"}, JOB, DOWN, "processes 1 to 3 of this srun ask Slurm to requeue job 17"),
+        ({}, JOB.replace("Requeue=1", "Requeue=0"), DOWN, "Slurm does not requeue job 17"),
+        ({}, JOB.replace("BatchFlag=1", "BatchFlag=0"), DOWN, "Slurm does not requeue job 17, which is interactive"),
+        ({}, JOB, UP, "n0, where the batch script of job 17 runs, is not down"),
+        ({}, JOB, NOT_HEARD, "n0, where the batch script of job 17 runs, is not down"),
+        ({}, "", "", "Slurm does not requeue job 17"),
+    ],
+)
+async def test_another_node_has_the_job_requeued_once_slurm_has_the_first_one_as_down(
+    changes: dict[str, str], job: str, node: str, said: str, asked: Path
+) -> None:
+    (asked / "job").write_text(job)
+    (asked / "node").write_text(node)
+    assert (await requeue({**STEP, **changes})).startswith(said)
+    requeued = asked / "requeued"
+    assert (requeued.read_text() if requeued.exists() else "") == ("17\n" if "is requeued" in said else "")
+
+
+@pytest.mark.usefixtures("asked")
+async def test_what_slurm_does_not_answer_is_said_with_the_command_for_a_person() -> None:
+    said = await requeue(STEP)
+    assert said.startswith("`scontrol requeue 17` has it go on from the newest checkpoint (Slurm was asked: cat:")
 
 
 # ---- the time limit

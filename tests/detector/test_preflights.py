@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from datetime import UTC, datetime
@@ -11,15 +12,17 @@ from typing import Any
 import pytest
 
 from services.agent.agent import Agent
+from services.agent.cluster.preflight import Preflight
 from services.agent.machine import preflight
 from services.agent.machine.hardware import Devices
 from services.agent.succession.inheritance import Inheritance
+from services.detector import neighbours
 from services.detector.state.cluster import DetectorState
 from services.detector.state_snapshot import KEPT
 from shared.bus.connection import Bus
-from shared.events.measurements import Measurement, Rate
+from shared.events.measurements import NEIGHBOUR, Measurement, Rate
 from shared.events.union import NodeJoined, NodeLeft, NodeMeasured, NodeReturned
-from shared.messages.preflight import PREFLIGHT, PreflightAnswer, PreflightReport
+from shared.messages.preflight import PREFLIGHT, NeighbourRequest, PreflightAnswer, PreflightReport
 from shared.messages.self_test import SELF_TEST, SelfTest
 from shared.service.state_codec import StateCodec
 from shared.settings.model import Settings
@@ -173,6 +176,20 @@ def test_what_was_measured_outlives_the_detector() -> None:
     assert [known.refuses for known in again.preflights.values()] == [False, False, False, True, False]
 
 
+def test_a_member_that_no_task_uses_is_a_neighbour_of_its_like() -> None:
+    cluster = Measured()
+    for name in ("n1", "n3", "n4"):
+        cluster.report(name, 9e9)
+    assert cluster.joins("n3")  # n1 is used by a task, n4 and others have not joined
+
+    def found(**changes: Any) -> list[str]:
+        known = {"node": "n9", "device": "a processor", "count": 2, "store": "127.0.0.1:1", **changes}
+        return neighbours.idle(cluster.monitor.state, NeighbourRequest(**known))
+
+    assert found() == ["n3"]
+    assert found(known=["n3"]) == found(node="n3") == found(count=4) == found(device="another") == []
+
+
 # ---- a real agent, a real detector
 
 
@@ -182,8 +199,10 @@ def prints(folder: Path, **rates: float) -> str:
     lines = [json.dumps({"quantity": name.replace("_", " "), "device": None, "value": rates[name]}) for name in rates]
     found = folder / "rates"
     found.write_text("\n".join(lines))
+    near = json.dumps({"quantity": NEIGHBOUR, "value": 1e9})
     path.write_text(
-        f'#!/bin/sh\ncase "$*" in *{preflight.PROGRAM}*) exec cat {found};; esac\nexec {sys.executable} "$@"\n'
+        f"""#!/bin/sh\ncase "$*" in *{preflight.PROGRAM}*neighbour*) echo '{near}'; exit;;\n"""
+        f"""*{preflight.PROGRAM}*) exec cat {found};; esac\nexec {sys.executable} "$@"\n"""
     )
     path.chmod(0o755)
     return str(path)
@@ -239,5 +258,35 @@ async def test_a_slow_node_is_refused_and_an_operator_uses_it_and_a_self_test_me
         prints(tmp_path, host_memory=1e9)
         tested = await bus.call(SELF_TEST, again, "n0")
         assert tested.problem.startswith("preflight: host memory: 1 GB/s, at least 5 GB/s expected")
+    finally:
+        await agent.stop()
+
+
+async def test_nodes_that_start_measure_with_one_another_and_a_later_one_with_a_member(
+    settings: Settings,
+    bus: Bus,
+    inherited: Inheritance,
+    monitor: LogWatch,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preflight, "in_use", lambda: "")
+    monkeypatch.setattr(neighbours, "WAIT_S", 2.0)
+    changes = {"preflight": True, "interpreters": prints(tmp_path, host_memory=4e9)}
+    wanted = settings.model_copy(update=changes)
+
+    def other(name: str) -> Preflight:
+        own = wanted.model_copy(update={"node": name})
+        return Preflight(own, bus, f"first {name}", "", WORKERS, wanted.rank_interpreters[0], HERE)
+
+    agent = Agent(wanted, bus, HERE, WORKERS, "0" * 32, inherited)
+    try:
+        await asyncio.gather(agent.measure(), other("n1").before_joining())
+        await agent.start()
+        await monitor.until(lambda found: bool(of(found, NodeJoined)))
+        await other("n2").before_joining()
+        measured = of(await monitor.until(lambda found: len(of(found, NodeMeasured)) == 3), NodeMeasured)
+        peers = {one.node: [rate.peer for rate in one.measurement.rates] for one in measured}
+        assert peers == {"n0": [None, "n1"], "n1": [None, "n0"], "n2": [None, "n0"]}
     finally:
         await agent.stop()

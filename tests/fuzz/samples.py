@@ -40,7 +40,17 @@ from shared.messages.node_files import (
     ReadOutput,
     ReadResult,
 )
-from shared.messages.preflight import PREFLIGHT, PreflightAnswer, PreflightReport
+from shared.messages.preflight import (
+    MEET,
+    NEIGHBOUR,
+    PREFLIGHT,
+    MeetReply,
+    MeetRequest,
+    NeighbourAnswer,
+    NeighbourRequest,
+    PreflightAnswer,
+    PreflightReport,
+)
 from shared.messages.probes import PROBE, ProbeReply, ProbeRequest, ProbeTarget
 from shared.messages.reachability import REACHABILITY, Reachability, Unreachable
 from shared.messages.self_test import SELF_TEST
@@ -91,6 +101,11 @@ REACHABILITIES: list[Model] = [
     Reachability(unreachable={"n1": Unreachable(since=NOW, reached_by=["@detector"])}, cut_off_since=NOW)
 ]
 
+NEIGHBOUR_REQUESTS: list[Model] = [
+    NeighbourRequest(node="n0", device="a", count=2, store="10.0.0.1:4000", known=["n1"])
+]
+MEETINGS: list[Model] = [MeetRequest(peer="n1", store="10.0.0.1:4000")]
+
 PREFLIGHTS: list[Model] = [
     PreflightReport(
         node="n0",
@@ -137,6 +152,10 @@ KINDS: list[tuple[Codec[Any], Sequence[Model]]] = [
     (LIMITS.reply, LIMITS_REPLIES),
     (PREFLIGHT.request, PREFLIGHTS),
     (PREFLIGHT.reply, [PreflightAnswer(verdict="refused", reason="host memory: 1 GB/s")]),
+    (NEIGHBOUR.request, NEIGHBOUR_REQUESTS),
+    (NEIGHBOUR.reply, [NeighbourAnswer(), NeighbourAnswer(peer="n1", store="10.0.0.1:4000")]),
+    (MEET.request, MEETINGS),
+    (MEET.reply, [MeetReply(begins=True)]),
     (SELF_TEST.request, TEST_SAMPLES),
     (SELF_TEST.reply, TESTED_SAMPLES),
     (HELLO.request, HELLOS),
@@ -194,6 +213,7 @@ def service_targets(node: str) -> list[Target]:
         Target(SIGNALS.at(node), SIGNALS.request, SIGNAL_SAMPLES),
         Target(HELLO.at(node), HELLO.request, HELLOS),
         Target(PREFLIGHT.at(node), PREFLIGHT.request, PREFLIGHTS),
+        Target(NEIGHBOUR.at(node), NEIGHBOUR.request, NEIGHBOUR_REQUESTS),
         Target(DEPARTURES.at(node), DEPARTURES.request, LEAVING_SAMPLES),
         Target(TIME.subject, TIME.reply, TIMES),
         *(Target(HEALTH.at(name), HEALTH.reply, HEALTHS) for name in SERVICES),

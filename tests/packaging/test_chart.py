@@ -107,6 +107,32 @@ def test_versions_are_the_projects() -> None:
     )
 
 
+def test_the_watcher_lists_nodes_and_can_do_nothing_else() -> None:
+    text = FILES["templates/watch.yaml"].removeprefix("{{- if .Values.watch.enabled }}\n").removesuffix("{{- end }}\n")
+    for expression, value in {".Release.Namespace": "own", **dict(leaves(VALUES))}.items():
+        text = text.replace(f"{{{{ {expression} }}}}", str(value))
+    found = {one["kind"]: one for one in yaml.safe_load_all(text)}
+    for one in found.values():
+        kubernetes_validate.validate(one, "1.37", strict=True)
+    assert found["ClusterRole"]["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}]
+    assert found["ClusterRoleBinding"]["subjects"] == [{"kind": "ServiceAccount", "name": "watch", "namespace": "own"}]
+    assert found["ServiceAccount"]["automountServiceAccountToken"] is False
+    pod = found["Deployment"]["spec"]["template"]
+    assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    (container,) = pod["spec"]["containers"]
+    assert (container["image"], container["command"]) == (
+        VALUES["images"]["control"],
+        ["unicron", "watch", "kubernetes"],
+    )
+    assert {one["name"] for one in container["env"]} == {"UNICRON_SERVER", "UNICRON_TOKEN"}
+    assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
 # ---- Helm itself
 
 
@@ -158,6 +184,7 @@ def test_helm_takes_values_to_their_places(helm: Path, tmp_path: Path) -> None:
         "agents": {"gpus": 4, "label": "a100"},
         "checkpoints": {"url": "gs://b"},
         "monitoring": {"enabled": True},
+        "watch": {"enabled": True},
     }
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
     archive = chart.package(tmp_path)
@@ -170,7 +197,7 @@ def test_helm_takes_values_to_their_places(helm: Path, tmp_path: Path) -> None:
     assert agents["nodeSelector"] == {"unicron/node": "a100"}
     (settings,) = (one for one in documents if one["metadata"]["name"].startswith("settings-"))
     assert settings["data"]["UNICRON_CHECKPOINT_URL"] == "gs://b"
-    monitors = [one for one in documents if one["apiVersion"].startswith(chart.OPTIONAL)]
+    monitors = [one for one in documents if one["apiVersion"].startswith("monitoring.coreos.com/")]
     assert {one["kind"] for one in monitors} == {"PodMonitor", "ServiceMonitor"}
     for one in documents:
         if one not in monitors:

@@ -21,7 +21,7 @@ from tests.manifests import KUBERNETES, built, find, pod_template
 
 CRDS = "UNICRON_CRDS"
 QUEUES = list(yaml.safe_load_all((KUBERNETES / "overlays" / "queue" / "queues.yaml").read_text()))
-OPTIONAL = [one for one in chart.build(chart.SOURCE) if one["apiVersion"].startswith(chart.OPTIONAL)]
+OPTIONAL = [one for one in chart.build(chart.SOURCE) if one["apiVersion"].startswith("monitoring.coreos.com/")]
 
 Record = dict[str, Any]
 

@@ -38,6 +38,7 @@ KNOWN = {
         *("ProtectKernelLogs", "ProtectKernelModules", "ProtectKernelTunables", "RestrictAddressFamilies"),
         *("RestrictNamespaces", "RestrictRealtime", "RestrictSUIDSGID", "LockPersonality"),
         *("MemoryDenyWriteExecute", "SystemCallArchitectures"),
+        *("AmbientCapabilities", "DevicePolicy", "DeviceAllow"),
     },
 }
 """Section -> directives, all of which systemd 247 knows (systemd.exec(5), systemd.service(5), systemd.kill(5))."""
@@ -111,6 +112,18 @@ def test_the_environment_of_the_unit_is_allowed(name: str, monkeypatch: pytest.M
         monkeypatch.setenv(variable, value)
     (state,) = unit(name).words("StateDirectory")
     assert read_settings().run_dir == Path("/var/lib", state)
+
+
+@pytest.mark.parametrize(("name", "watcher", "rights"), [("watch", "$WATCH", []),
+                                                         ("watch-machine", "machine", ["CAP_SYSLOG"])])  # fmt: skip
+def test_a_watcher_has_a_token_and_at_most_the_kernels_log(name: str, watcher: str, rights: list[str]) -> None:
+    found = unit(name)
+    assert found.one("ExecStart") == f"{PREFIX}unicron watch {watcher}"
+    assert found.one("EnvironmentFile") == "/etc/unicron/watch.env"
+    assert found.one("DynamicUser") == "yes"
+    assert found.words("CapabilityBoundingSet") == found.words("AmbientCapabilities") == rights
+    assert found.all("DeviceAllow") == (["/dev/kmsg r"] if rights else [])
+    assert found.one("ProtectKernelLogs") == found.one("PrivateDevices") == ("" if rights else "yes")
 
 
 def test_nats_writes_where_the_unit_lets_it() -> None:

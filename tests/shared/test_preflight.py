@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.events.measurements import Measurement, Quantity, Rate
+from shared.events.measurements import NEIGHBOUR, Measurement, Quantity, Rate
 from shared.planning.performance.hardware import profile
 from shared.preflight.judgement import LEAST_LIKE, judge
 from shared.preflight.published import LINK_REACHED, MEMORY_REACHED, PROFILES, published
@@ -82,3 +82,27 @@ def test_of_a_node_with_several_devices_the_typical_one_counts() -> None:
 def test_what_was_not_measured_refuses_no_node() -> None:
     found = judge(measured(problems=("not measured: process 7 belongs to a task",)), [])
     assert found == ("reported", [], "not measured: process 7 belongs to a task")
+
+
+def with_neighbours(**rates: float) -> Measurement:
+    return measured(*(Rate(quantity=NEIGHBOUR, value=value, peer=peer) for peer, value in rates.items()))
+
+
+@pytest.mark.parametrize(
+    ("rates", "verdict", "slow", "said"),
+    [
+        ({"n1": 0.6e9, "n2": 0.5e9}, "refused", [True, True], ""),
+        ({"n1": 0.6e9, "n2": 0.9e9}, "accepted", [False, False], "slow, but another one is fast"),
+        ({"n1": 0.6e9}, "reported", [False], "slow, but one neighbour does not say which of the two is slow"),
+        ({"n1": 0.8e9}, "accepted", [False], ""),
+    ],
+)
+def test_a_node_is_slow_if_it_is_so_with_two_neighbours(
+    rates: dict[str, float], verdict: str, slow: list[bool], said: str
+) -> None:
+    like = [with_neighbours(n7=1e9, n8=0.1e9), *[with_neighbours(n9=1e9)] * 2]  # n8 is slow, not what was with it
+    found = judge(with_neighbours(**rates), like)
+    assert (found.verdict, [rate.is_slow for rate in found.rates]) == (verdict, slow)
+    assert said in found.rates[0].basis
+    assert found.rates[0].name == "all-reduce with a neighbour, n1"
+    assert ("at least 700 MB/s expected (0.7 of 1 GB/s, the median of 3" in found.reason) == (verdict == "refused")

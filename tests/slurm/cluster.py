@@ -33,7 +33,7 @@ COMMAND_S = 120.0
 """For a command of Slurm or Unicron: a second or two; the machine may be busy."""
 
 JOB_S = 300.0
-"""For a job to come to a state. A job that was requeued begins after two minutes at the earliest."""
+"""For a job to come to a state: it waits for the signal before its time limit, or for a new start."""
 
 SCRIPT = ROOT / "deploy" / "slurm" / "unicron.sbatch"
 
@@ -45,7 +45,8 @@ ClusterName=test
 SlurmctldHost={login}({login_address})
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={disk}/munge/socket
+# A job that was requeued starts so many seconds later at the earliest (120 without this).
+AuthInfo=socket={disk}/munge/socket,cred_expire=30
 CredType=cred/munge
 StateSaveLocation={disk}/slurmctld
 SlurmdSpoolDir={disk}/slurmd
@@ -63,8 +64,11 @@ JobAcctGatherType=jobacct_gather/none
 ReturnToService=2
 # A machine that is off is found out by slurmctld after this time; the tests say so before.
 SlurmdTimeout=300
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE
+PartitionName=urgent Nodes=ALL PriorityTier=2 MaxTime=INFINITE
 """
 """No cgroups, no accounting; everything is on the machines' own disks."""
 

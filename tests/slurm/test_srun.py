@@ -15,26 +15,35 @@ from tests.e2e.several_nodes import REST, SCRIPT, STEPS, step_lines, weights_aft
 from tests.slurm.cluster import Slurm
 from tests.slurm.test_job import Story, duration
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1200)]
 
 TASK = "train"
 
-STEP_S = 150.0
+STEP_S = 300.0
 """For a run's start, which is imports of all nodes on the same cores, and its first steps."""
 
 SRUN = "srun --ntasks-per-node=1 --cpu-bind=none --no-kill --wait=0 --kill-on-bad-exit=0"
 """As docs/launching.md has it."""
 
-LIMIT_MIN, BEFORE_S = 2, 75
-"""The job's time limit, and how long before that the task is stopped: some steps after its start, which takes 15 s."""
+EVERY = 10
+"""Steps between checkpoints of a task that is to lose all at once."""
+
+MORE_TIME = ("scontrol", "update", 'jobid="$SLURM_JOB_ID"', "timelimit=60")
+"""So that the job comes to its time limit once."""
+
+LIMIT_MIN, BEFORE_S = 4, 75
+"""The job's time limit, and how long before that the task is stopped: some steps after its start, which takes 15 s, and
+on a busy machine two minutes."""
 
 
 class Job:
     """A batch job that runs a script by ``srun unicron run``; it is slow as long as a file exists."""
 
-    def __init__(self, slurm: Slurm, nodes: int, *lines: str, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, slurm: Slurm, nodes: int | str, *lines: str, options: tuple[str, ...] = (), text: str = SCRIPT
+    ) -> None:
         self._slurm, self.folder = slurm, slurm.folder
-        (self.folder / "train.py").write_text(SCRIPT)
+        (self.folder / "train.py").write_text(text)
         (self.folder / "rest.yaml").write_text(yaml.safe_dump(REST))
         (self.folder / "slow").touch()
         script = self.folder / "job.sh"
@@ -55,6 +64,17 @@ class Job:
         assert found is not None
         return found
 
+    def until_requeued(self, restarts: int) -> int:
+        """Wait until Slurm has put the job back into its queue; return the step at which its task has stopped."""
+        self._slurm.until_job(self.number, "PENDING", Restarts=str(restarts))
+        return int(re.findall(r"train stopped at step (\d+) of 300; .*; saved in ", self.log)[-1])
+
+    def until_goes_on(self, step: int, restarts: int) -> None:
+        """Wait until the task trains again, behind a step."""
+        self._slurm.until_job(self.number, "RUNNING", Restarts=str(restarts))
+        self.until(rf"train goes on from step {step};")
+        self.until(rf"\| step {step + 2} ")
+
     def hurry(self) -> None:
         """Let the task go on as fast as it can."""
         (self.folder / "slow").unlink()
@@ -68,15 +88,15 @@ def slurm(tmp_path: Path) -> Slurm:
     return Slurm(folder, nodes=3)
 
 
-def run(*options: str, workers: int) -> str:
-    """Return the command line of a run."""
-    return f"{SRUN} unicron run --workers {workers} --spec rest.yaml {' '.join(options)} -- train.py"
+def run(*options: str) -> str:
+    """Return the command line of a run, with a worker on each node."""
+    return f"{SRUN} unicron run --spec rest.yaml {' '.join(options)} -- train.py"
 
 
 def test_one_srun_on_three_nodes_heals_a_killed_rank_and_a_lost_node(slurm: Slurm) -> None:
     say = Story()
     with slurm:
-        job = Job(slurm, 3, run(workers=3), "echo srun: $?", "cat .unicron/allocations/*/end")
+        job = Job(slurm, 3, run(), "echo srun: $?", "cat .unicron/allocations/*/end")
         port = int(job.until(r"live page: http://127\.0\.0\.1:(\d+)/")[1])
         job.until(r"\| step 5 ")
         first, middle, last = slurm.hosts(job.number)
@@ -109,16 +129,62 @@ def test_one_srun_on_three_nodes_heals_a_killed_rank_and_a_lost_node(slurm: Slur
     assert processes_of(slurm.folder) == []
 
 
-def test_a_run_stops_before_the_time_limit_and_goes_on(slurm: Slurm) -> None:
+def test_a_job_that_is_requeued_goes_on_and_reaches_the_end(slurm: Slurm) -> None:
+    """At its time limit, as docs/launching.md has it; by ``scontrol requeue``; and since another job preempts it."""
+    say = Story()
     with slurm:
-        first, second = (run(f"--stop-before-s={margin_s}", workers=2) for margin_s in (BEFORE_S, 0))
-        lines = (first, "echo srun: $?", "rm slow", second, "echo srun: $?")
-        job = Job(slurm, 2, *lines, options=(f"--time={LIMIT_MIN}",))
+        requeue = f'[[ $code != 75 ]] || {{ {" ".join(MORE_TIME)}; scontrol requeue "$SLURM_JOB_ID"; }}'
+        lines = (run(f"--stop-before-s={BEFORE_S}"), "code=$?", "echo srun: $code", requeue, "exit $code")
+        options = (f"--time={LIMIT_MIN}", "--requeue", "--open-mode=append")
+        job = Job(slurm, 2, *lines, options=options)
         job.until(r"srun: 75\n")
-        stopped = int(job.until(r"train stopped at step (\d+) of 300; .*; saved in ")[1])
-        job.until(rf"train goes on from step {stopped}\b")
+        went_on = [int(job.until(r"train stopped at step (\d+) of 300; .*; saved in ")[1])]
+        say(f"job {job.number} has stopped before its time limit, at step {went_on[0]}")
+        job.until_goes_on(went_on[-1], restarts=1)
+        say("it goes on")
+        slurm.run("scontrol", "requeue", job.number)
+        went_on.append(job.until_requeued(restarts=2))
+        say(f"it was requeued at step {went_on[-1]}")
+        job.until_goes_on(went_on[-1], restarts=2)
+        whole = ("--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=true")
+        urgent = slurm.run("sbatch", "--parsable", *whole)
+        went_on.append(job.until_requeued(restarts=3))
+        say(f"job {urgent.strip()} has preempted it at step {went_on[-1]}")
+        job.until_goes_on(went_on[-1], restarts=3)
+        job.hurry()
         job.until(r"srun: 0\n")
-        assert step_lines(job.log) == [*range(1, STEPS + 1)]
+        say(job.log[-600:])
+        assert step_lines(job.log) == [*range(1, STEPS + 1)], "no step was lost, or computed again"
+        assert weights_after(job.log) == pytest.approx(weights_after(), rel=1e-5)
+        slurm.until_job(job.number, "COMPLETED")
+    assert processes_of(slurm.folder) == []
+
+
+def test_a_job_that_loses_its_first_node_is_requeued_and_goes_on_without_it(slurm: Slurm) -> None:
+    """The control plane was there, and the batch script: another node has the job requeued."""
+    say = Story()
+    with slurm:
+        text = SCRIPT.replace("checkpoint_every=1000", f"checkpoint_every={EVERY}")
+        job = Job(slurm, "2-3", run(), "echo srun: $?", options=("--requeue", "--open-mode=append"), text=text)
+        job.until(rf"\| step {EVERY + 2} ")
+        first, *others = slurm.hosts(job.number)
+        assert len(others) == 2
+        slurm.nodes[first].power_off()
+        slurm.run("scontrol", "update", f"nodename={first}", "state=down", "reason=off")
+        say(f"job {job.number} has lost {first}, its first node")
+        assert slurm.job(job.number)["JobState"] == "RUNNING", "Slurm does not requeue it by itself"
+        slurm.until_job(job.number, "PENDING", Restarts="1")
+        say("another node has it requeued")
+        slurm.until_job(job.number, "RUNNING", Restarts="1")
+        assert slurm.hosts(job.number) == others
+        before = len(step_lines(job.log))
+        job.hurry()
+        job.until(r"srun: 0\n")
+        say(job.log[-900:])
+        done = step_lines(job.log)
+        went_on = done[before]
+        assert EVERY < went_on <= done[before - 1] + 1, "from its newest checkpoint"
+        assert done[before:] == [*range(went_on, STEPS + 1)]
         assert weights_after(job.log) == pytest.approx(weights_after(), rel=1e-5)
     assert processes_of(slurm.folder) == []
 

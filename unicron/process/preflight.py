@@ -1,8 +1,10 @@
 """How fast a node does what training does: ``python -P -m unicron.process.preflight REQUEST``, a program of its own.
 
 ``REQUEST`` is a JSON object: ``folder``, in which a file is written and read; ``devices``, how many CUDA devices there
-are, 0 for none; ``part_s``, the longest time for one part. Each part runs in children that are forked after torch was
-imported, one for each device, and that are killed when the time of the part is over:
+are, 0 for none; ``part_s``, the longest time for one part; ``neighbour``: then only the all-reduce with this program on
+another node is done, at the store ``host``:``port``, of which ``fd`` is the listening socket if it is this node's, else
+null. Each part runs in children that are forked after torch was imported, one for each device, and that are killed when
+the time of the part is over:
 
     disk         a file in the folder: written with fsync, read again without the page cache
     node         the processor's matrix products and copies in its memory, with all of its cores
@@ -53,6 +55,9 @@ products of side 8192 reach)."""
 REDUCED_BYTES = {"gloo": 16 << 20, "nccl": 512 << 20}
 """Bytes that each rank reduces: enough that latency has no part in the time, also where NVLink switches reduce."""
 
+NEIGHBOUR_BYTES = {"gloo": 1 << 20, "nccl": 128 << 20}
+"""The same between nodes: few enough that a link of 10 Mbit/s, which is broken, is measured in the time of a part."""
+
 GLOO_RANKS = 2
 """Processes of an all-reduce by gloo: the fewest, since all of them share the cores with one another."""
 
@@ -70,6 +75,13 @@ def main(request: dict[str, Any]) -> int:
     import torch  # before the forks, which then have it
 
     part_s, devices = float(request["part_s"]), int(request["devices"])
+    if "neighbour" in request:
+        here = range(devices or 1)
+        works: list[Callable[[], None]] = [
+            partial(with_neighbour, number, devices, part_s, **request["neighbour"]) for number in here
+        ]
+        _part("all-reduce with a neighbour", works, part_s)
+        return 0
     _part("disk", [partial(disk, Path(request["folder"]))], part_s)
     _part("node", [node], part_s)
     _part("device", [partial(device, number) for number in range(devices)], part_s)
@@ -200,7 +212,46 @@ def _timed_s(work: Callable[[], object], wait: Callable[[], None], times: int) -
 
 
 def all_reduce(backend: str, rank: int, ranks: int, store: str, limit_s: float) -> None:
-    """Measure the bus bandwidth of an all-reduce, which rank 0 says.
+    """Measure the bus bandwidth of an all-reduce within the node, which rank 0 says."""
+    import torch.distributed as dist
+
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
+    found = _bus_bandwidth(backend, rank, rank, ranks, dist.FileStore(store, ranks), limit_s, REDUCED_BYTES[backend])
+    if rank == 0:
+        _found("all-reduce", found)
+
+
+def with_neighbour(number: int, devices: int, limit_s: float, host: str, port: int, fd: int | None) -> None:
+    """Measure the bus bandwidth of an all-reduce of all devices here and there, which process 0 of each node says.
+
+    Args:
+        number: of the device, or of the process where there are none.
+        devices: how many this node has, and the other one.
+        limit_s: for the other one to come, and for each wait.
+        host: address of the store.
+        port: of the store.
+        fd: the listening socket of the store, if it is of this node; the first process has it.
+    """
+    import torch.distributed as dist
+
+    serves = fd is not None and number == 0
+    store = dist.TCPStore(
+        host, port, is_master=serves, wait_for_workers=False, timeout=timedelta(seconds=limit_s),
+        master_listen_fd=fd if serves else None, use_libuv=True,
+    )  # fmt: skip
+    own, backend = devices or 1, "nccl" if devices else "gloo"
+    rank = number if fd is not None else own + number
+    found = _bus_bandwidth(backend, number, rank, 2 * own, store, limit_s, NEIGHBOUR_BYTES[backend])
+    if number == 0:
+        _found("all-reduce with a neighbour", found)
+    if serves:  # the last one to leave: the others need its store up to their end
+        store.wait(["left"], timedelta(seconds=limit_s))
+    elif number == own - 1:
+        store.set("left", "yes")
+
+
+def _bus_bandwidth(backend: str, number: int, rank: int, ranks: int, store: Any, limit_s: float, size: int) -> float:
+    """Return the bus bandwidth of an all-reduce of ``size`` bytes among ranks, of which this is one.
 
     It is ``2 (n - 1) / n`` times the bytes of one rank, divided by the time: what each rank's link carries, whatever
     the number of ranks (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md, "Bus bandwidth").
@@ -208,19 +259,12 @@ def all_reduce(backend: str, rank: int, ranks: int, store: str, limit_s: float) 
     import torch
     import torch.distributed as dist
 
-    os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
     on_device = backend == "nccl"
-    place = torch.device("cuda", rank) if on_device else torch.device("cpu")
+    place = torch.device("cuda", number) if on_device else torch.device("cpu")
     if on_device:
         torch.cuda.set_device(place)
-    dist.init_process_group(
-        backend,
-        store=dist.FileStore(store, ranks),
-        rank=rank,
-        world_size=ranks,
-        timeout=timedelta(seconds=limit_s),
-    )
-    size = REDUCED_BYTES[backend]
+    limit = timedelta(seconds=limit_s)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
     tensor = torch.ones(size // 4, device=place)
 
     def wait() -> None:
@@ -234,10 +278,9 @@ def all_reduce(backend: str, rank: int, ranks: int, store: str, limit_s: float) 
     wait()
     dist.barrier()
     time_s = statistics.median(_timed_s(reduce, wait, 2) for _ in range(ROUNDS))
-    if rank == 0:
-        _found("all-reduce", 2.0 * (ranks - 1) / ranks * size / time_s)
     dist.barrier()
     dist.destroy_process_group()
+    return 2.0 * (ranks - 1) / ranks * size / time_s
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ import os
 import platform
 import re
 import signal
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import psutil
 from pydantic import ValidationError
@@ -35,6 +36,9 @@ LIMIT_S = 30.0
 
 PART_S = 12.0
 """Time for one part. NCCL takes most of it to find its links."""
+
+NEIGHBOUR_S = 25.0
+"""Time for an all-reduce with a neighbour, torch's import included."""
 
 BUSY_PERCENT = 10
 """Utilisation of a device from which somebody uses it."""
@@ -81,16 +85,43 @@ async def measure(python: str, folder: Path, devices: Devices, *, limit_s: float
     count = len(devices.entries) or len(os.sched_getaffinity(0))
     if use := await asyncio.to_thread(in_use):
         return Measurement(device=device, count=count, problems=[_line(f"not measured: {use}")])
-    request = {"folder": str(folder), "devices": len(devices.entries), "part_s": PART_S}
+    rates, problems = await _run(python, devices, {"folder": str(folder)}, {}, limit_s)
+    return Measurement(device=device, count=count, rates=rates, problems=problems)
+
+
+async def with_neighbour(
+    python: str, devices: Devices, peer: str, store: str, listener: socket.socket | None, interfaces: dict[str, str]
+) -> tuple[list[Rate], list[str]]:
+    """Measure the all-reduce with a neighbour, which begins at the same time; return the rates, and the problems.
+
+    Args:
+        python: as in ``measure``.
+        devices: of this node; the neighbour has as many.
+        peer: name of the neighbour.
+        store: where both have a rendezvous store, ``ip:port``.
+        listener: the listening socket of the store, if it is this node's.
+        interfaces: variables that say which network interface is used.
+    """
+    host, _, port = store.rpartition(":")
+    fd = None if listener is None else listener.fileno()
+    request = {"neighbour": {"host": host.strip("[]"), "port": int(port), "fd": fd}}
+    rates, problems = await _run(python, devices, request, interfaces, NEIGHBOUR_S, () if fd is None else (fd,))
+    return [rate.model_copy(update={"peer": peer}) for rate in rates], [_line(f"{peer}: {each}") for each in problems]
+
+
+async def _run(
+    python: str,
+    devices: Devices,
+    request: dict[str, Any],
+    further: dict[str, str],
+    limit_s: float,
+    descriptors: tuple[int, ...] = (),
+) -> tuple[list[Rate], list[str]]:
+    """Run the program; return the rates that it says, and what went wrong."""
     shown = {VISIBLE_VARIABLE: ",".join(devices.entries)} if devices.entries else NO_DEVICES
-    order = {ORDER_VARIABLE: os.environ.get(ORDER_VARIABLE, NVML_ORDER)}
-    lines, problem = await _run([python, "-P", "-m", PROGRAM, json.dumps(request)], {**shown, **order}, limit_s)
-    rates, problems = _read(lines)
-    return Measurement(device=device, count=count, rates=rates, problems=[*problems, *([problem] * bool(problem))])
-
-
-async def _run(command: list[str], env: dict[str, str], limit_s: float) -> tuple[list[str], str]:
-    """Run the program; return the lines of its output, and what went wrong."""
+    env = {**shown, **further, ORDER_VARIABLE: os.environ.get(ORDER_VARIABLE, NVML_ORDER)}
+    request = {**request, "devices": len(devices.entries), "part_s": PART_S}
+    command = [python, "-P", "-m", PROGRAM, json.dumps(request)]
     problem = ""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         starting = asyncio.ensure_future(
@@ -101,6 +132,7 @@ async def _run(command: list[str], env: dict[str, str], limit_s: float) -> tuple
                 stderr=errors,
                 env={**os.environ, **env},
                 start_new_session=True,
+                pass_fds=descriptors,
             )
         )
         try:
@@ -112,13 +144,14 @@ async def _run(command: list[str], env: dict[str, str], limit_s: float) -> tuple
         except TimeoutError:
             problem = f"not done within {limit_s:g} s"
         except OSError as err:
-            return [], f"{command[0]} cannot be run ({err.strerror or err})"
+            return [], [f"{command[0]} cannot be run ({err.strerror or err})"]
         finally:
             with contextlib.suppress(OSError):  # it was never started, or has ended
                 process = await starting  # perhaps this is cancelled while it starts, and it has begun others already
                 os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
-        return _text(output).splitlines()[:_LINES], problem
+        rates, problems = _read(_text(output).splitlines()[:_LINES])
+        return rates, [*problems, *([problem] * bool(problem))]
 
 
 def _line(text: str) -> str:
