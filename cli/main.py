@@ -54,6 +54,10 @@ VERBS: dict[str, tuple[str, str]] = {
         "Have a fault happen, as a test: refused unless the setting fault_injection is on.",
     ),
     "control": ("cli.stack.control", "Run the services of the control plane; Ctrl-C stops them."),
+    "upgrade": (
+        "cli.stack.upgrade",
+        "Say what an upgrade of the cluster to this program would do: what goes on, what stops, what is refused.",
+    ),
     "agent": ("cli.nodes.agent", "Run this machine's node agent, or have a node's agent started again."),
     "doctor": (
         "cli.doctor.verb",
