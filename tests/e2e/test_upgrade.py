@@ -36,11 +36,6 @@ class RollingStack(Stack):
         """Have a child be of a version from its next start on."""
         self._children[name].environment["PYTHONPATH"] = str(tree)
 
-    def pid(self, name: str) -> int:
-        """The pid of a child."""
-        process = self._children[name].living
-        return process.pid if process is not None else 0
-
 
 class Upgrade:
     """What an operator does, and the faults meanwhile."""
@@ -56,29 +51,33 @@ class Upgrade:
         for service in DECIDING:
             holder = int(self.pairs.lease(service).holder.split("/")[1])
             pair = service, PAIR_OF[service]
-            assert holder in map(self.stack.pid, pair)
-            found += [name for name in pair if (self.stack.pid(name) == holder) is active]
+            assert holder in map(self.stack.service_pid, pair)
+            found += [name for name in pair if (self.stack.service_pid(name) == holder) is active]
         return found
 
     def restart(self, names: Iterable[str], tree: Path) -> None:
         """Have some services be of a version, and wait until all pairs are whole."""
-        before = {name: self.stack.pid(name) for name in names}
+        before = {name: self.stack.service_pid(name) for name in names}
         for name in before:
             self.stack.runs(name, tree)
             self.stack.kill_service(name)
-        self.client.until("others", lambda: all(self.stack.pid(n) not in (0, p) for n, p in before.items()), LIMIT_S)
+        self.client.until(
+            "others", lambda: all(self.stack.service_pid(n) not in (None, p) for n, p in before.items()), LIMIT_S
+        )
         for service in DECIDING:
             self.client.until(f"both of {service}", partial(self.pairs.has_both, service), LIMIT_S)
 
     def restart_api(self, tree: Path) -> None:
         """Have the api be of a version."""
-        before = self.stack.pid("api")
+        before = self.stack.service_pid("api")
         self.stack.runs("api", tree)
         self.stack.kill_service("api")
 
         def answers() -> bool:
             with suppress(httpx.TransportError):
-                return self.stack.pid("api") not in (0, before) and self.client.http.get("/readyz").is_success
+                return (
+                    self.stack.service_pid("api") not in (None, before) and self.client.http.get("/readyz").is_success
+                )
             return False
 
         until_blocking(answers, "another api", limit_s=LIMIT_S)
