@@ -53,7 +53,11 @@ def test_versions_one_apart_work_side_by_side(versions: dict[str, Any], verdicts
 
 
 def test_a_service_that_has_a_standby_goes_on() -> None:
-    checks = [{"name": "planner", "instances": PAIR}, {"name": "detector", "instances": []}, {"name": "log"}]
+    checks: list[dict[str, Any]] = [
+        {"name": "planner", "instances": PAIR},
+        {"name": "detector", "instances": []},
+        {"name": "log"},
+    ]
     found = {verdict.part: verdict.how for verdict in judged(running(), own_versions(), checks)}
     assert (found["planner"], found["detector"]) == (SIDE_BY_SIDE, TOGETHER)
     assert "log" not in found
