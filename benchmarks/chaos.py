@@ -27,16 +27,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.chaos_checks import RANK_FAULTS, Checks, Injected, reference_of
 from benchmarks.chaos_ranks import Rank, living_ranks
 from benchmarks.report import Report, at_least, run
-from cli.stack.children import SERVICES
+from cli.stack.children import SERVICES, STANDBYS
 from cli.stack.processes import processes_of, run_module
 from cli.stack.stack import Stack
 from cli.waiting import Record, WaitingClient
 from shared.errors import TimedOut, Unavailable
 
 KINDS = (*RANK_FAULTS, "two", "node", "service", "nats")
+
+WITH_STANDBYS = ("agent", "suspension")
+"""Further kinds, with ``--standby``: an agent is killed; a service, an agent or NATS is suspended for a while."""
+
+LONGEST_SUSPENSION_S = 6.0
+"""A stopped service goes on within this: sometimes before its standby has taken over, mostly after."""
 
 LONGEST_DELAY_S = 3.0
 """Between two faults: healing takes about a second, so that about every third fault strikes during a transition."""
@@ -96,6 +104,7 @@ class Chaos:
             self._run_dir,
             nodes=options.nodes,
             workers_per_node=options.workers_per_node,
+            standby=options.standby,
             environment={"UNICRON_NODE_TIMEOUT_S": str(options.node_timeout_s)},
         )
         self._injected: list[Injected] = []
@@ -185,12 +194,13 @@ class Chaos:
             case "node":
                 await self._kill_node(fault, dice)
             case "service":
-                name = pick(sorted(SERVICES), dice[0])
-                recent = [at for at in self._restarts.get(name, []) if fault.at - at < 60.0]
-                if len(recent) < RESTARTS_A_SERVICE and self._stack.kill_service(name) is not None:
+                name = pick(self._services(), dice[0])
+                if self._may_end(name, fault.at) and self._stack.kill_service(name) is not None:
                     fault.targets.append(name)
-                    recent.append(fault.at)
-                self._restarts[name] = recent
+            case "agent":
+                self._signal_agent(fault, dice, signal.SIGKILL)
+            case "suspension":
+                self._suspend(fault, dice)
             case "nats":
                 await self._stack.nats.kill()
                 fault.targets.append("nats")
@@ -200,6 +210,44 @@ class Chaos:
                 ranks = self._ranks()
                 if ranks:
                     send(fault, pick(ranks, dice[0]), RANK_FAULTS[kind])
+
+    def _services(self) -> list[str]:
+        return sorted([*SERVICES, *(STANDBYS if self._options.standby else ())])
+
+    def _may_end(self, name: str, at: float) -> bool:
+        """Take note that a process ends, and return True; False if it has ended too often of late."""
+        recent = [each for each in self._restarts.get(name, []) if at - each < 60.0]
+        may_end = len(recent) < RESTARTS_A_SERVICE
+        self._restarts[name] = [*recent, at] if may_end else recent
+        return may_end
+
+    def _suspend(self, fault: Injected, dice: list[float]) -> None:
+        """Stop a service, an agent or NATS. A service that goes on may have lost its lease, and then ends."""
+        name = pick([*self._services(), "nats", "agent"], dice[0])
+        if name == "agent":
+            # One that says nothing for longer counts as lost, and its node with it.
+            for_s = dice[2] * self._options.node_timeout_s / 2
+            if (pid := self._signal_agent(fault, dice, signal.SIGSTOP)) is None:
+                return
+        else:
+            for_s = dice[2] * LONGEST_SUSPENSION_S
+            pid = self._stack.nats.pid if name == "nats" else self._stack.service_pid(name)
+            if pid is None or not self._may_end(name, fault.at):
+                return
+            os.kill(pid, signal.SIGSTOP)
+            fault.targets.append(name)
+        self._spawn(go_on(pid, for_s))
+
+    def _signal_agent(self, fault: Injected, dice: list[float], number: signal.Signals) -> int | None:
+        """Send a signal to the agent of a node alone; return its pid, None if there is none to signal."""
+        up = [name for name in self._stack.node_names if name not in self._down]
+        node = pick(up, dice[1])
+        agents = [process for process in self._stack.node_processes(node) if is_agent(process)]
+        if not agents or not self._may_end(f"agent {node}", fault.at):
+            return None
+        os.kill(agents[0].pid, number)
+        fault.targets.append(f"agent {node}")
+        return agents[0].pid
 
     async def _kill_node(self, fault: Injected, dice: list[float]) -> None:
         up = [n for n in self._stack.node_names if n not in self._down]
@@ -281,6 +329,22 @@ def send(fault: Injected, rank: Rank, number: signal.Signals) -> None:
         fault.targets.append(rank.worker)
 
 
+async def go_on(pid: int, after_s: float) -> None:
+    """Let a stopped process go on after a while."""
+    try:
+        await asyncio.sleep(after_s)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def is_agent(process: psutil.Process) -> bool:
+    """Return whether a process of a node is its agent, and not what starts it or trains."""
+    with suppress(psutil.NoSuchProcess):
+        return "services.agent.agent_process" in process.cmdline()
+    return False
+
+
 def pick(items: list[Any], dice: float) -> Any:
     """Return the item that a number in [0, 1) falls on."""
     return items[int(dice * len(items))]
@@ -310,9 +374,11 @@ def main() -> int:
     parser.add_argument(
         "--node-timeout-s", type=float, default=1.5, help="raise it where other work keeps the cores busy"
     )
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="faults to draw from")
+    parser.add_argument("--standby", action="store_true", help="two of each service that decides, and further kinds")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS + WITH_STANDBYS, help="faults to draw from; default: all")
     parser.add_argument("--directory", type=Path, help="folder for what the run writes, which stays")
     options = parser.parse_args()
+    options.kinds = options.kinds or [*KINDS, *(WITH_STANDBYS if options.standby else ())]
     return run(partial(in_directory, options))
 
 

@@ -27,7 +27,7 @@ FOUND_AS = {
     "hang": ("hang", "transition-failed"),
     "node": ("node-lost", "transition-failed"),
 }
-"""Kinds of incidents that a fault may become. Faults of services and of the NATS server must become none."""
+"""Kinds of incidents that a fault may become. Faults of services, agents and the NATS server must become none."""
 
 LONGEST_DETECTION_S = 15.0
 """For a stopped rank of a task that has just begun, the limit for first steps applies."""
@@ -96,13 +96,16 @@ class Checks:
                 self._report.line("note", what=f"{count} incidents may stem from fault {fault.number}")
 
     def log(self, run_dir: Path) -> None:
-        """Require that the log replays."""
+        """Require that the log replays, with one plan for each cause, and that no service has raised."""
         log = EventLog(f"sqlite:///{run_dir / 'log.db'}", read_only=True)
         try:
             report = verify(log)
         finally:
             log.close()
         self.expect("the log replays", report.ok, f"{report}")
+        logs = run_dir.glob("services/*.log")
+        raised = [path.name for path in logs if "Traceback" in path.read_text(errors="replace")]
+        self.expect("no service raises", not raised, f"{raised}")
 
     def result(self, spec: Record, task: Record, reference: Path) -> None:
         """Require the result of a run without failures: the samples of every step, the parameters, the loss."""

@@ -171,6 +171,11 @@ GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
             "Run the services of the control plane; Ctrl-C stops them.",
             "unicron control",
         ),
+        "upgrade": (
+            "cli.stack.upgrade",
+            "Say what an upgrade of the cluster to this program would do: what goes on, what stops, what is refused.",
+            "unicron upgrade --check",
+        ),
         "keys": ("cli.nodes.keys", "Make the keys with which services and nodes use NATS.", "unicron keys make"),
         "node": ("cli.nodes.node", "Give a node the right to use NATS, or take it away.", "unicron node add n4"),
         "token": (

@@ -64,7 +64,11 @@ class NatsCluster:
     @property
     def credential(self) -> Credential:
         """The detector's."""
-        return credentials.read(self._keys.credential_file("detector"))
+        return credentials.read(self.credential_file("detector"))
+
+    def credential_file(self, identity: str) -> Path:
+        """The file of a service's credential."""
+        return self._keys.credential_file(identity)
 
     async def __aenter__(self) -> Self:
         self._keys.make()
@@ -84,7 +88,11 @@ class NatsCluster:
 
     def kill(self, name: str) -> None:
         """Kill a server, by its name: nats-0, ..."""
-        self._processes[int(name.removeprefix("nats-"))].kill()
+        self.send_signal(name, signal.SIGKILL)
+
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a server, by its name; one that is stopped is as if cut off from all."""
+        self._processes[int(name.removeprefix("nats-"))].send_signal(number)
 
     def _start(self, index: int) -> subprocess.Popen[bytes]:
         folder = self._directory / f"nats-{index}"

@@ -47,10 +47,11 @@ class PostgresServer:
 
     Args:
         language: of the server's messages, as in ``LANGUAGE``; English where the server has no translation.
+        of: the running server of which this one is a replica, without which that one commits nothing from then on.
     """
 
-    def __init__(self, language: str = "en") -> None:
-        self._language = language
+    def __init__(self, language: str = "en", of: PostgresServer | None = None) -> None:
+        self._language, self._of = language, of
         binaries = find_binaries()
         assert binaries is not None, "the caller looks for them"
         self._binaries, self._who = binaries, _unprivileged()
@@ -64,8 +65,14 @@ class PostgresServer:
             if self._who:
                 shutil.chown(self.folder, self._who["user"])
             data = ["-D", str(self.folder / "data"), "-U", "postgres"]
-            self._run("initdb", *data, "--auth=trust", "--no-sync", "--encoding=UTF8")
+            if self._of is None:
+                self._run("initdb", *data, "--auth=trust", "--no-sync", "--encoding=UTF8")
+            else:
+                self._run("pg_basebackup", *data, "-h", str(self._of.folder), "--write-recovery-conf", "--no-sync")
             self.start()
+            if self._of is not None:
+                self._of.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+                self._of.execute("SELECT pg_reload_conf()")
         except BaseException:
             shutil.rmtree(self.folder)
             raise
@@ -126,6 +133,10 @@ class PostgresServer:
         """Run a statement as the database's owner, in a session of its own."""
         with psycopg.connect(f"host={self.folder} user=postgres dbname=postgres", autocommit=True) as connection:
             connection.execute(statement.encode())
+
+    def promote(self) -> None:
+        """Have this replica be the server."""
+        self.execute("SELECT pg_promote()")
 
     def _run(self, program: str, *arguments: str) -> None:
         command = [str(self._binaries / program), *arguments]

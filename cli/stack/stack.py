@@ -217,6 +217,11 @@ class Stack:
         """
         return self._children[name].kill()
 
+    def service_pid(self, name: str) -> int | None:
+        """Return the pid of a service (one of ``SERVICES`` or ``STANDBYS``); None if it has ended."""
+        process = self._children[name].living
+        return None if process is None else process.pid
+
     async def start_node(self, node: str) -> None:
         """Start a node's agent (again)."""
         await self._children.start_one(node)

@@ -17,8 +17,9 @@ from shared.service.state_snapshots import records
 class LogStart:
     """Folds each recorded answer behind its cause. A cause without an answer is decided on.
 
-    A planner answers in order. So where a plan of an older decider for a later cause is in the log, that decider has
-    passed over a cause without an answer, which stays without one.
+    A planner answers in order. So where a plan of another decider for a later cause is in the log, that decider has
+    passed over a cause without an answer, which stays without one. The plans of the next version's decider are folded,
+    so that a planner can take over again from the one that was to replace it; ``cluster.configured`` then says so.
 
     Attributes:
         position: up to which the log has been folded.
@@ -38,8 +39,8 @@ class LogStart:
         self.stopped = False
         self._fold, self._decide = fold, decide
         self._answers: list[Answer] | None = None
-        self._older: set[str] = set()
-        """Ids of plans of older deciders that no cause has called for yet."""
+        self._others: set[str] = set()
+        """Ids of plans of other deciders that no cause has called for yet."""
 
     def fold(self, log: EventLog, until: int | None = None) -> None:
         """Fold the log, up to a position if one is given.
@@ -47,7 +48,7 @@ class LogStart:
         A call after one that an outage has interrupted goes on where that one was.
 
         Raises:
-            Conflict: a newer planner has decided in the log: later plans of this planner could never be verified.
+            Conflict: a planner newer than the next version's has decided in the log.
             Corrupt: a record cannot be read back.
             NewerVersion: a newer version of the program wrote a record.
             Unavailable: the database does not answer.
@@ -61,8 +62,8 @@ class LogStart:
                 break
             answer: list[Event] = [record.event for record in rows.answers_to(row.record)]
             if self._fold.take(row.record):
-                self._older -= {event.event_id for event in answer}
-                if not answer and not self._older:
+                self._others -= {event.event_id for event in answer}
+                if not answer and not self._others:
                     answer = self._decide(row.record)
                     self.decided += answer
                 self._fold.answer(row.record, answer)
@@ -74,11 +75,11 @@ class LogStart:
         # The fold comes to a damaged row, and says so.
         found = [answer_of(*row) or Answer(row[0], row[1], None) for row in log.raw(*ANSWER_TYPES, after=self.position)]
         newest = max((answer.decider or 0 for answer in found), default=0)
-        if newest > DECIDER:
+        if newest > DECIDER + 1:
             text = f"the log has plans of decider {newest}, this program is decider {DECIDER}: use a newer version"
             raise Conflict(text)
-        self._older = {answer.event_id for answer in found if answer.decider is not None and answer.decider < DECIDER}
-        self._older -= self._fold.undelivered
+        self._others = {answer.event_id for answer in found if answer.decider not in (None, DECIDER)}
+        self._others -= self._fold.undelivered
         return found
 
 

@@ -17,6 +17,7 @@ import time
 import uuid
 from datetime import datetime
 
+from services.planner.decide import DECIDER
 from services.planner.evolve import evolve
 from services.planner.log_start import LogStart
 from services.planner.lookahead.table import LookAhead
@@ -63,7 +64,7 @@ class Planner(Runner[State, Logged | Started, Append]):
         """Fold the log behind the snapshot, and log the settings which decisions use, if they have changed.
 
         Raises:
-            Conflict: a newer planner has decided in the log.
+            Conflict: a planner newer than the next version's has decided in the log.
         """
         journal = self._context.journal
         start = LogStart(self._plans, self.position, self._answer)
@@ -202,9 +203,10 @@ class Planner(Runner[State, Logged | Started, Append]):
 
 
 def configuration(settings: Settings, *, event_id: str, at: datetime) -> ClusterConfigured:
-    """Return the event that logs the settings which decisions use: all for which the event has a field."""
+    """Return the event that logs the settings which decisions use, all for which it has a field, and who decides."""
     names = Settings.model_fields.keys() & ClusterConfigured.model_fields.keys()
-    return ClusterConfigured(event_id=event_id, occurred_at=at, **{name: getattr(settings, name) for name in names})
+    values = {name: getattr(settings, name) for name in names}
+    return ClusterConfigured(event_id=event_id, occurred_at=at, decider=DECIDER, **values)
 
 
 def has_changed(last: ClusterConfigured | None, now: ClusterConfigured) -> bool:
@@ -217,7 +219,7 @@ async def serve(context: Context) -> None:
     """Run until cancelled.
 
     Raises:
-        Conflict: a newer planner has decided in the log.
+        Conflict: a planner newer than the next version's has decided in the log.
     """
     async with StateKeeper(context, KEPT) as keeper:
         await Planner(context, keeper).run()

@@ -3,8 +3,9 @@
 Programs of several versions talk to one another while a cluster is upgraded. Three rules make that possible:
 
 * A reader ignores fields that it does not know (``decode``). A new field therefore has a default, and a message means
-  the same to a reader that ignores the field. Where that is impossible, the sender raises ``Message.protocol``.
-* A message without a version has version 1. A version that is not in ``READABLE`` is refused.
+  the same to a reader that ignores the field.
+* A program reads its own version, the one before and the next one, so that a cluster can be upgraded part by part, and
+  each part taken back. A version that is not in ``READABLE`` is refused; a message without one has version 1.
 * What cannot be decoded raises ``Undecodable``: the receiver counts it, logs the first one of each source and kind
   (``shared.bus.dropped``), drops it, and answers a sender that waits for an answer.
 
@@ -24,9 +25,10 @@ from shared.errors import Undecodable
 from shared.model import Model
 
 PROTOCOL = 1
-"""Version of the messages that this program sends: one higher with every change that an older reader would misread."""
+"""Version of the messages that this program sends: one higher in a release with new fields, two higher with a change
+that an older reader would misread. Programs across such a change refuse one another, and are upgraded together."""
 
-READABLE = frozenset({1})
+READABLE = frozenset({max(1, PROTOCOL - 1), PROTOCOL, PROTOCOL + 1})
 """Versions that this program reads."""
 
 MAX_INTEGER = 1 << 53

@@ -68,11 +68,11 @@ class ClusterConfigured(ClusterEvent):
     ``policy``: the policy that decides in a simulated history; empty: Unicron's own, as in every log of a running
     system. ``memory_copies``: whether plans count on snapshots in memory where replicas span workers. ``prices``: the
     price of a worker-hour by kind, in place of ``price_per_worker_hour``. ``value_per_eflop``: the value of 1e18 FLOP;
-    0: nothing is priced.
+    0: nothing is priced. ``decider``: who decides from here on (``PlanDecided.decider``); 0: not said.
     """
 
     type: Literal["cluster.configured"] = "cluster.configured"
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     mtbf_node_s: float
     throughput_hysteresis: float
     transition_prior_s: float
@@ -86,6 +86,7 @@ class ClusterConfigured(ClusterEvent):
     memory_copies: bool = False
     prices: dict[str, float] = Field(default_factory=dict, exclude_if=lambda prices: not prices)
     value_per_eflop: float = Field(default=0.0, exclude_if=lambda value: value == 0.0)
+    decider: int = Field(default=0, exclude_if=lambda decider: decider == 0)
 
 
 class TaskSubmitted(TaskEvent):

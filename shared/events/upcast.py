@@ -5,7 +5,8 @@ keep folding as far as ``STEPS`` leads from them to the present ones. Stored byt
 event from which no step leads on is refused (``shared.log.unreadable``).
 
 To change the shape of an event type: raise the ``Literal`` of its ``schema_version``, and add the step from the
-previous version to ``STEPS``.
+previous version to ``STEPS``. By one: for a new field with a default, whose step changes nothing. By two, with two
+steps: for a change that the version before would misread (``shared.log.unreadable``).
 """
 
 from __future__ import annotations
@@ -16,8 +17,14 @@ from typing import Any
 Step = Callable[[dict[str, Any]], dict[str, Any]]
 """Takes an event of one schema version and returns it in the next one, ``schema_version`` aside."""
 
-STEPS: dict[tuple[str, int], Step] = {}
-"""The step that takes an event type from a schema version to the next. No released version has written an older one."""
+
+def has_new_fields(event: dict[str, Any]) -> dict[str, Any]:
+    """Return the event as it is: the next version of its type has further fields, with defaults."""
+    return event
+
+
+STEPS: dict[tuple[str, int], Step] = {("cluster.configured", 2): has_new_fields}
+"""The step that takes an event type from a schema version to the next."""
 
 
 def upcast(event: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -32,8 +32,24 @@ class Check(BaseModel):
     instances: list[Instance] = Field(default_factory=list)
 
 
+class Versions(BaseModel):
+    """What the program of an answering api reads and writes, for ``unicron upgrade --check``.
+
+    ``program``: its version. ``events``: event type -> schema version. ``messages``: of the messages that it sends.
+    ``decider``: of the newest plan in the log; null: it has none. ``agents``: version of messages -> how many nodes'
+    agents send it.
+    """
+
+    program: str
+    events: dict[str, int]
+    messages: int
+    decider: int | None = None
+    agents: dict[int, int] = Field(default_factory=dict)
+
+
 class Readiness(BaseModel):
-    """Whether tasks can be submitted."""
+    """Whether tasks can be submitted. ``versions``: in the answer of ``GET /v1/status`` alone."""
 
     ready: bool
     checks: list[Check]
+    versions: Versions | None = None

@@ -40,7 +40,7 @@ from shared.log.lease import LEASES, RENEW, Lease, read_leases, take
 from shared.log.reading import BATCH, every_row, page, sampled
 from shared.log.scan import Row, Scan, record_of, utc_text
 from shared.log.schema import TABLE, Database, StoredRow, begin_write, checkpoint, sqlite_path
-from shared.log.unreadable import Skipped, unreadable
+from shared.log.unreadable import Skipped, of_next_version, unreadable
 from shared.log.writing import Append, draft, lease_lost, transaction, write
 from shared.model import Clock, utc_now
 
@@ -454,9 +454,11 @@ def recorded(row: StoredRow) -> Recorded:
 
     Raises:
         Corrupt: the event cannot be read.
-        NewerVersion: a newer version of the program wrote it.
+        NewerVersion: a version of the program beyond the next one wrote it, or one of other fields.
     """
     try:
         return record_of(row, parsed(row.type, row.data))
     except (ValidationError, ValueError, TypeError) as err:
+        if (event := of_next_version(row.data)) is not None:
+            return record_of(row, event)
         raise unreadable(row.position, row.data, err) from err

@@ -164,9 +164,9 @@ def _contradiction(row: StoredRow, event: Event) -> str:
 
 
 def _stored_version(row: StoredRow, event: Event) -> int:
-    """Return the schema version of the event as it is stored; the event that was read may have been upcast."""
+    """Return the schema version of the event as it is stored; the one that was read has the present one."""
     newest = event.schema_version
-    if newest == 1 or (row.schema_version == newest and f'"schema_version":{newest}' in row.data):
+    if row.schema_version == newest and f'"schema_version":{newest}' in row.data:
         return newest  # the stored text repeats the column: it need not be parsed once more
     return int(from_json(row.data).get("schema_version", newest))
 

@@ -1,10 +1,12 @@
 """Why a record of the log cannot be read: it is damaged, or a newer or an older version of the program has written it.
 
-The log is stricter than the bus (``shared.bus.messages``). A service that skips an event, or a field of one, would fold
-another state than the service that wrote the event, decide otherwise, and relay the event without the field. So a
-record that is not fully known is an error, which names its position, type and version. A program that examines a log
-goes on behind what a newer version has written (``shared.log.scan``), with the part that is known. A log with an event
-of an older version than is readable here is refused as a whole: what follows could not be judged.
+A new field of an event raises its schema version by one, and an event means the same to a reader that ignores the
+field: so a service reads what the next version of the program writes (``of_next_version``), and old and new instances
+share a log while a cluster is upgraded. The log is stricter than the bus (``shared.bus.messages``) in all else: a
+service that skips an event, or a field that its version should know, would decide otherwise than the one that wrote it.
+Such a record is an error, which names its position, type and version. A program that examines a log goes on behind what
+a newer version has written (``shared.log.scan``), with the part that is known. A log with an event of an older version
+than is readable here is refused as a whole: what follows could not be judged.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from shared.bus.messages import shown
 from shared.errors import Corrupt, NewerVersion, OlderVersion, UnicronError
 from shared.events.union import EVENT, EVENT_CLASSES, OLDEST_DECIDER, Event
 from shared.events.upcast import oldest
+from shared.model import canonical_json
 
-_NEWEST: dict[str, int] = {
+NEWEST: dict[str, int] = {
     event.model_fields["type"].default: event.model_fields["schema_version"].default for event in EVENT_CLASSES
 }
 """Event type -> the newest schema version that this program knows."""
@@ -78,6 +81,21 @@ def unreadable(position: object, data: object, err: Exception) -> UnicronError:
     return Corrupt(f"{what}: not an event ({_sentence(err)})")
 
 
+def of_next_version(data: object) -> Event | None:
+    """Return an event that the next version of the program wrote, without its new fields; None if it is no such event.
+
+    Args:
+        data: the event as it is stored.
+    """
+    try:
+        event = from_json(data) if isinstance(data, str) else None
+        if not isinstance(event, dict) or event.get("schema_version") != (known := NEWEST[event["type"]]) + 1:
+            return None
+        return EVENT.validate_json(canonical_json({**event, "schema_version": known}), extra="ignore")
+    except (ValueError, TypeError, KeyError):  # a validation error is a ValueError
+        return None
+
+
 def skipped(error: NewerVersion, *, whole: bool) -> Skipped:
     """Return what was skipped because of an error of ``unreadable``."""
     extra = error.extra
@@ -91,6 +109,8 @@ def known_part(data: str, err: Exception) -> Event | None:
         data: the event as it is stored.
         err: the parser's error.
     """
+    if (event_of_next := of_next_version(data)) is not None:
+        return event_of_next
     event = from_json(data)
     if _unknown(event.get("type"), event.get("schema_version"), ValueError()):
         return None
@@ -107,10 +127,10 @@ def known_part(data: str, err: Exception) -> Event | None:
 
 def _unknown(kind: object, version: object, err: Exception) -> str:
     """Return what this program does not know of an event, in words; empty if it knows everything."""
-    if isinstance(kind, str) and kind not in _NEWEST:
+    if isinstance(kind, str) and kind not in NEWEST:
         return "its type is not known here"
-    if isinstance(kind, str) and isinstance(version, int) and version > _NEWEST[kind]:
-        return f"version {_NEWEST[kind]} is the newest known here"
+    if isinstance(kind, str) and isinstance(version, int) and version > NEWEST[kind]:
+        return f"version {NEWEST[kind]} is the newest known here"
     fields = _unknown_fields(err)
     return f"not known here: {', '.join(fields)}" if fields else ""
 
@@ -118,9 +138,9 @@ def _unknown(kind: object, version: object, err: Exception) -> str:
 def _outdated(event: dict[str, Any]) -> str:
     """Return what is too old of an event of a type that is known here, in words; empty if nothing is."""
     kind, version, decider = event.get("type"), event.get("schema_version"), event.get("decider", 1)
-    if not isinstance(version, int) or kind not in _NEWEST:
+    if not isinstance(version, int) or kind not in NEWEST:
         return ""
-    if 0 < version < (readable := oldest(kind, _NEWEST[kind])):
+    if 0 < version < (readable := oldest(kind, NEWEST[kind])):
         return f"version {readable} is the oldest readable here"
     if kind == "plan.decided" and isinstance(decider, int) and 0 < decider < OLDEST_DECIDER:
         return f"its plan is of decider {decider}, and decider {OLDEST_DECIDER} is the oldest readable here"

@@ -90,8 +90,8 @@ class Context:
 
     @property
     def is_active(self) -> bool:
-        """Whether this process does the service's work, and does not stand by."""
-        return self.lease is None or self.lease.token > 0
+        """Whether this process does the service's work: it neither stands by nor fails to move its lease on."""
+        return self.lease is None or self.lease.is_held
 
     def ready(self) -> None:
         """Report that the service works from now on: with a line ``ready`` on stdout, and in its health.
@@ -127,7 +127,7 @@ class Context:
         )
         ready = float(self.is_ready and not self.outages.detail)
         yield metrics.gauge("unicron_ready", "Whether the process works.", {(self.name,): ready}, "service")
-        text = "Whether the process does the service's work, and does not stand by."
+        text = "Whether the process does the service's work: it holds the lease, if the service has one."
         yield metrics.gauge("unicron_active", text, {(self.name,): float(self.is_active)}, "service")
         yield from metrics.dropped(self.counters, self.name)
         connected, reconnects = float(self.bus.connected), float(self.bus.reconnects)

@@ -53,6 +53,11 @@ class LeaseKeeper:
         return self._journal.lease.token if self._journal.lease is not None else 0
 
     @property
+    def is_held(self) -> bool:
+        """Whether no other instance can have the lease at this moment (``confirmed`` waits for it)."""
+        return self._error is None and time.monotonic() < self._alone_until_s
+
+    @property
     def waits_for(self) -> str:
         """Who has the lease, for people."""
         if self.seen is None or not self.seen.holder:
@@ -99,7 +104,7 @@ class LeaseKeeper:
         Raises:
             LeaseLost: another instance has the lease.
         """
-        await self._changes.until(lambda: self._error is not None or time.monotonic() < self._alone_until_s)
+        await self._changes.until(lambda: self._error is not None or self.is_held)
         if self._error is not None:
             raise self._error
 

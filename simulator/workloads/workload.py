@@ -43,7 +43,7 @@ class Workload:
 PARAMETERS = frozenset(
     name
     for name, field in ClusterConfigured.model_fields.items()
-    if name not in ClusterEvent.model_fields and field.annotation in (float, int, bool) and name != "schema_version"
+    if name not in {*ClusterEvent.model_fields, "decider"} and field.annotation in (float, int, bool)
 )
 """Names of the parameters."""
 

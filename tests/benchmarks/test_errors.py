@@ -97,7 +97,15 @@ async def no_reference(spec: dict[str, Any], directory: Path) -> Path:
 
 
 CHAOS = SimpleNamespace(
-    seed=1, faults=1, nodes=4, workers_per_node=1, steps=9, node_timeout_s=1.5, kinds=["kill"], directory=None
+    seed=1,
+    faults=1,
+    nodes=4,
+    workers_per_node=1,
+    steps=9,
+    node_timeout_s=1.5,
+    kinds=["kill"],
+    directory=None,
+    standby=False,
 )
 RECOVERY = SimpleNamespace(rounds=1, ranks=3, steps=150, systems=["unicron"], faults=["kill"], cache=None, folder=None)
 

@@ -28,9 +28,9 @@ PAIR_OF = {service: name for name, service in STANDBYS.items()}
 class Pairs:
     """A stack with standbys, in which one task trains."""
 
-    def __init__(self, stack: Stack, client: Client) -> None:
+    def __init__(self, stack: Stack, client: Client, log_url: str = "") -> None:
         self.stack, self.client = stack, client
-        self._log_url = f"sqlite:///{stack.run_dir / 'log.db'}"
+        self._log_url = log_url or f"sqlite:///{stack.run_dir / 'log.db'}"
 
     def lease(self, service: str) -> Lease:
         with closing(EventLog(self._log_url, read_only=True)) as log:
@@ -66,14 +66,23 @@ class Pairs:
         return found[-1] if len(found) == number and found[-1]["restored_at"] else None
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def log_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of the stack's log, in either database."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'run' / 'log.db'}"
+    return str(request.getfixturevalue("postgres_url"))
+
+
 @pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
+async def stack(tmp_path: Path, log_url: str) -> AsyncIterator[Stack]:
     run_dir = tmp_path / "run"
-    async with Stack(run_dir, nodes=3, workers_per_node=1, standby=True) as started:
+    environment = {"UNICRON_LOG_URL": log_url}
+    async with Stack(run_dir, nodes=3, workers_per_node=1, standby=True, environment=environment) as started:
         yield started
     assert processes_of(run_dir) == []
     assert [path.name for path in run_dir.glob("services/*.log") if "Traceback" in path.read_text()] == []
-    with closing(EventLog(f"sqlite:///{run_dir / 'log.db'}", read_only=True)) as log:
+    with closing(EventLog(log_url, read_only=True)) as log:
         report = verify(log)
     # Every plan, whoever made it, is byte for byte the one that the log alone leads to.
     assert report.ok
@@ -85,11 +94,11 @@ def show(**times: Any) -> None:
 
 
 async def test_whichever_active_service_ends_or_stops_while_a_rank_dies(
-    stack: Stack, corpus: Path, tmp_path: Path
+    stack: Stack, log_url: str, corpus: Path, tmp_path: Path
 ) -> None:
     def course() -> None:
         with Client(stack.url) as client:
-            pairs, pace = Pairs(stack, client), Pace(tmp_path, 0.03)
+            pairs, pace = Pairs(stack, client, log_url), Pace(tmp_path, 0.03)
             client.submit(pace.of(small_task("a", corpus, steps=4000, workers={"min": 3, "max": 3})))
             client.until_step("a", 5)
             number = 0

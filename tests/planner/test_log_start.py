@@ -72,8 +72,8 @@ def test_a_start_on_an_empty_log_and_on_one_of_a_newer_planner(tmp_path: Path, m
     with closing(EventLog(f"sqlite:///{tmp_path / 'log.db'}")) as log:
         (start := LogStart(Fold(), 0, undecided)).fold(log)
     assert (start.position, start.last, start.decided) == (0, 0, [])
-    monkeypatch.setattr(log_start, "DECIDER", DECIDER - 1)
+    monkeypatch.setattr(log_start, "DECIDER", DECIDER - 2)
     path = restore(read_rows(GOLDEN[-1]), tmp_path / "newer.db")
     with closing(EventLog(f"sqlite:///{path}", read_only=True)) as log:
-        with pytest.raises(Conflict, match=f"decider {DECIDER}, this program is decider {DECIDER - 1}"):
+        with pytest.raises(Conflict, match=f"decider {DECIDER}, this program is decider {DECIDER - 2}"):
             LogStart(Fold(), 0, undecided).fold(log)

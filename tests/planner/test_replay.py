@@ -10,12 +10,13 @@ import typer
 from typer.testing import CliRunner
 
 from cli.records.replay import replay
+from services.planner import decide
 from services.planner.decide import DECIDER
 from services.planner.replay.replay import Replayer, verify, verify_records
 from services.planner.replay.sources import decider_of
 from services.planner.replay.verification import Report
 from shared.errors import NotFound, UnicronError
-from shared.events.union import EVENT, PlanDecided, Recorded
+from shared.events.union import EVENT, ClusterConfigured, PlanDecided, Recorded
 from shared.log.log import EventLog
 from tests.planner.kit import World
 
@@ -52,6 +53,26 @@ def test_a_log_is_decided_again_to_the_byte() -> None:
     assert report.verified == report.plans == 11
     assert report.events == len(records)
     assert report.ok
+
+
+@pytest.mark.parametrize("said", [False, True])
+def test_the_planner_before_an_upgrade_decides_again_only_where_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, said: bool
+) -> None:
+    world = World()
+    world.join("n0")
+    with monkeypatch.context() as upgraded:
+        upgraded.setattr(decide, "DECIDER", DECIDER + 1)
+        world.join("n1")
+    assert world.state.config is not None
+    if said:
+        world.log(ClusterConfigured(**{**world.state.config.model_dump(), **world.base(), "decider": DECIDER}))
+    world.complete(world.submit("a"))
+    monkeypatch.setattr(decide, "DECIDER", DECIDER + 1)
+    report = Replayer(world.records, decider=DECIDER + 1).verify()
+    assert [mismatch.problem for mismatch in report.mismatches] == (
+        [] if said else [f"decider {DECIDER} after a plan of decider {DECIDER + 1}"]
+    )
 
 
 def test_a_changed_plan_is_seen_and_what_follows_it_is_judged_on_its_own() -> None:

@@ -31,26 +31,26 @@ LEASE_S = float(Settings.model_fields["lease_s"].default)
 class Planners:
     """Processes of the planner, each with a file for its log lines."""
 
-    def __init__(self, folder: Path, server: OpenServer, log_url: str) -> None:
+    def __init__(self, folder: Path, nats_url: str, credential: Path, log_url: str) -> None:
         self._folder = folder
         self._environment = {
             **os.environ,
             "UNICRON_RUN_DIR": str(folder),
             "UNICRON_LOG_URL": log_url,
-            "UNICRON_NATS_URL": server.url,
-            "UNICRON_NATS_CREDENTIAL": str(server.credential_file),
+            "UNICRON_NATS_URL": nats_url,
+            "UNICRON_NATS_CREDENTIAL": str(credential),
             "UNICRON_PARENT_DEATH": str(os.getpid()),
         }
         self.processes: list[asyncio.subprocess.Process] = []
 
-    async def start(self) -> asyncio.subprocess.Process:
-        """Start one more; return when it works or stands by."""
+    async def start(self, **environment: str) -> asyncio.subprocess.Process:
+        """Start one more, with further settings; return when it works or stands by."""
         with self.lines_file(len(self.processes)).open("wb") as lines:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "services.planner.main"),
                 stdout=asyncio.subprocess.PIPE,
                 stderr=lines,
-                env=self._environment,
+                env=self._environment | environment,
             )
         self.processes.append(process)
         assert process.stdout is not None
@@ -84,7 +84,7 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EventLog]:
 
 @pytest.fixture
 async def planners(tmp_path: Path, bus_server: OpenServer, log: EventLog) -> AsyncIterator[Planners]:
-    found = Planners(tmp_path, bus_server, log.url)
+    found = Planners(tmp_path, bus_server.url, bus_server.credential_file, log.url)
     yield found
     await found.end()
 
@@ -130,7 +130,7 @@ async def test_an_outage_of_the_database_is_no_takeover(tmp_path: Path, bus_serv
     if find_binaries() is None:
         pytest.skip("no PostgreSQL")
     with PostgresServer() as server, closing(EventLog(server.url)) as log:
-        found = Planners(tmp_path, bus_server, server.url)
+        found = Planners(tmp_path, bus_server.url, bus_server.credential_file, server.url)
         try:
             for _ in range(2):
                 await found.start()

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shared.bus.connection import Bus
 from shared.errors import LeaseLost
+from shared.log.journal import Journal
 from shared.log.lease import MOST_DOUBLINGS, RATE_WINDOW_S, Lease, LeaseWatch
 from shared.log.log import EventLog
+from shared.service.lease_keeper import LeaseKeeper
+from tests.condition import until
 from tests.shared.samples import node_joined
 
 LEASE_S = 2.0
@@ -44,6 +51,21 @@ def test_an_append_without_the_newest_token_is_refused(log: EventLog) -> None:
     log.append([node_joined(4)])  # the api needs no lease
     assert [record.event.event_id for record in log.read()] == [node_joined(n).event_id for n in (1, 3, 4)]
     assert log.verify().ok
+
+
+async def test_a_holder_that_cannot_move_its_lease_on_says_so(tmp_path: Path, bus: Bus) -> None:
+    with closing(EventLog(f"sqlite:///{tmp_path / 'log.db'}")) as log:
+        keeper = LeaseKeeper(Journal(log, bus), "planner", 0.5)
+        assert not keeper.is_held
+        assert await keeper.seek()
+        assert keeper.is_held
+        with closing(sqlite3.connect(tmp_path / "log.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            await until(lambda: not keeper.is_held)
+            other.execute("ROLLBACK")
+        await until(lambda: keeper.is_held)
+        await keeper.give_back()
+        assert not keeper.is_held
 
 
 def test_a_lease_that_has_moved_is_not_taken(log: EventLog) -> None:

@@ -41,6 +41,7 @@ def test_cluster(tmp_path: Path) -> None:
             "size: unknown field; allowed: hardware, workers_per_node, nodes, settings, times, throughput (given: 5)",
         ),
         ("settings: {mtbf: 5}", "settings.mtbf", "unknown field; allowed: allow_pausing, memory_copies, mtbf"),
+        ("settings: {decider: 9}", "settings.decider", "unknown field; allowed: allow_pausing"),
         (
             "settings: {mtbf_nodes_s: 5}",
             "settings.mtbf_nodes_s",

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from cli.main import app, main
 from services.planner import main as planner
 from services.planner.replay.replay import Replayer
 from shared.bus.connection import Bus
-from shared.errors import Corrupt, NewerVersion, OlderVersion
+from shared.errors import Conflict, Corrupt, NewerVersion, OlderVersion
 from shared.events.union import OLDEST_DECIDER
 from shared.log.journal import Journal
 from shared.log.log import EventLog
@@ -24,6 +25,7 @@ from shared.service.frame import Context
 from shared.settings.model import Settings
 from tests.shared.samples import event_id, node_joined, plan
 from tests.shared.test_upcast import append_raw, moved
+from tests.versions.kit import extended
 
 
 def joined(number: int, **fields: Any) -> dict[str, Any]:
@@ -36,8 +38,12 @@ NEWER = [
     (joined(2, schema_version=7), "event 'node.joined', schema version 7: version 1 is the newest known here"),
     (joined(2, rack={"row": 3}), "event 'node.joined', schema version 1: not known here: rack"),
     (
-        {**json.loads(moved(event_id=event_id(2)).canonical()), "schema_version": 3},
-        "event 'state.moved', schema version 3: version 2 is the newest known here",
+        {**json.loads(moved(event_id=event_id(2)).canonical()), "schema_version": 4},
+        "event 'state.moved', schema version 4: version 2 is the newest known here",
+    ),
+    (
+        joined(2, schema_version=2, workers="n0/0"),
+        "event 'node.joined', schema version 2: version 1 is the newest known here",
     ),
 ]
 
@@ -64,6 +70,24 @@ def test_an_event_of_a_newer_version_is_named_and_no_service_skips_it(
     assert (report.ok, report.events) == (True, 2), "the chain covers what is not known here"
     assert [skipped.what for skipped in report.skipped] == [f"position 2: {words}"]
     log.close()
+
+
+def of_next_version(number: int) -> dict[str, Any]:
+    return extended(joined(number, schema_version=2))  # type: ignore[no-any-return]
+
+
+def test_a_service_reads_what_the_next_version_writes_but_for_its_new_fields(tmp_path: Path) -> None:
+    with closing(EventLog(newer_log(tmp_path, of_next_version(2)))) as log:
+        assert [record.event for record in log.read()] == [moved(), node_joined(2)]
+        # Both decide the same of the same cause: the one that takes over appends it again.
+        (again,) = log.append([node_joined(2)])
+        assert again.position == 2
+        with pytest.raises(Conflict, match="with different content"):
+            log.append([node_joined(2, "n1")])
+        assert log.verify().ok
+    shown = CliRunner().invoke(app, ["replay", str(tmp_path / "log.db")]).stdout
+    assert "node n0" in shown
+    assert "skipped: position 2: event 'node.joined', schema version 2" in shown
 
 
 def test_a_damaged_event_is_no_newer_one(tmp_path: Path) -> None:

@@ -119,8 +119,8 @@ async def test_an_agent_answers_a_command_that_it_cannot_read(agent: Agent, driv
         later = await driver.send({"kind": "dream", "command_id": f"c9{number}", "task": "gpt"})
         assert (later.ok, later.code, later.command_id, later.node) == (False, "undecodable", f"c9{number}", "n0")
         assert "'dream'" in later.detail
-    newer = await driver.send({**document(COMMAND_SAMPLES[1]), "protocol": 2})
-    assert newer.detail == "protocol version 2 is not readable here: this program reads version 1"
+    newer = await driver.send({**document(COMMAND_SAMPLES[1]), "protocol": 3})
+    assert newer.detail == "protocol version 3 is not readable here: this program reads version 1, 2"
     await ear.until(lambda: bool(ear.heartbeats) and ear.heartbeats[-1].counters == {"undecodable": 4})
     prepared = await driver.send(extended(document(COMMAND_SAMPLES[0])))
     assert prepared.ok

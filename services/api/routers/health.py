@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -14,16 +15,23 @@ from services.api.route_parts.parameters import PROBLEMS as READ_PROBLEMS
 from services.api.route_parts.parameters import problems
 from services.api.store.readers import ViewReader
 from services.api.store.tables import NODES
+from shared.bus.messages import PROTOCOL
 from shared.errors import UnicronError
-from shared.interface.readiness import Check, Instance, Readiness
+from shared.events.union import PlanDecided
+from shared.interface.readiness import Check, Instance, Readiness, Versions
+from shared.log.log import EventLog
+from shared.log.unreadable import NEWEST
 from shared.machine.process_names import shown
 from shared.messages.health import HEALTH, Health
 from shared.projections.nodes import AGENT_LIVES
+from shared.service.metrics import version
 from shared.views.documents import NodeState, NodeView
 
 router = APIRouter(tags=["health"])
 
 SERVICES = ("detector", "planner", "transition")
+
+PLAN = str(PlanDecided.model_fields["type"].default)
 
 _LOG_TIMEOUT_S = 2.0
 """A database that has lost its power answers nothing at all; a busy one may take a second."""
@@ -58,7 +66,20 @@ async def readyz(response: Response, api: Api) -> Readiness:
 @router.get("/v1/status", responses=READ_PROBLEMS)
 async def part_status(api: Api) -> Readiness:
     """Report the same to people, with 200 whatever it is: how each part of the control plane is, and its lag."""
-    return await readiness(api)
+    found, decider = await asyncio.gather(readiness(api), asyncio.to_thread(_decider, api.journal.log))
+    agents = Counter(beat.protocol for beat in api.live.state().heartbeats.values())
+    versions = Versions(program=version(), events=NEWEST, messages=PROTOCOL, decider=decider, agents=dict(agents))
+    return found.model_copy(update={"versions": versions})
+
+
+def _decider(log: EventLog) -> int | None:
+    """Return the decider of the newest plan in the log; None where there is none, or the log does not answer."""
+    kinds = (PLAN,)
+    try:
+        found = log.read(after=log.last_of_types(kinds, 1), limit=1, types=kinds)
+    except UnicronError:
+        return None
+    return next((record.event.decider for record in found if isinstance(record.event, PlanDecided)), None)
 
 
 async def parts_away(api: Gateway, *, besides: str = "") -> list[str]:
@@ -161,7 +182,7 @@ async def _service(api: Gateway, name: str, last: Callable[[], Awaitable[int | N
     first = found[0]
     detail = "" if first.ready else first.detail or "starting"
     if not first.active:
-        detail = f"none is active: {len(found)} stand by"
+        detail = f"none is active: {first.detail or f'{len(found)} stand by'}"
     return Check(
         name=name,
         ok=first.ready and first.active,

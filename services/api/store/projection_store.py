@@ -8,19 +8,21 @@ reads all views of one answer, so that they are of one position even if the fold
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Engine, event, select, text
+from sqlalchemy import Connection, Engine, MetaData, Table, event, inspect, select, text
 from sqlalchemy import create_engine as sqlalchemy_engine
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.schema import DropTable
 
 from services.api.store import settling
 from services.api.store.batches import Batch, upsert
 from services.api.store.readers import Memo, ViewReader
 from services.api.store.settling import SettledTime, settled_time
-from services.api.store.tables import PositionRow, Tables, table_of
+from services.api.store.tables import PREFIX, PositionRow, Tables, table_of
 from shared.events.union import Recorded
 from shared.log.driver_errors import database_errors
 from shared.log.schema import close_engine, sqlite_path, with_timeouts
@@ -32,6 +34,9 @@ _BUSY_TIMEOUT_MS = 10_000
 """How long SQLite waits for another process's lock; the fold's transactions take milliseconds."""
 
 _WHAT = "projections"
+
+_OF_A_VERSION = re.compile(r"api(\d*)_([a-z_]+)")
+"""The name of a table of the fold, with its version; tables without one are of before there was one."""
 
 Observe = Callable[[Batch], None]
 """Takes note of what a batch of the fold has changed."""
@@ -81,17 +86,15 @@ class Store:
             raise
 
     def _create(self) -> None:
-        """Make the tables; those of another version of the fold are dropped and folded again from the log.
-
-        Tables into which nothing was folded do not say of which version they are: they are made anew, too.
-        """
-        metadata = Tables.metadata
-        metadata.create_all(self._engine, tables=[table_of(PositionRow)])
-        with self._engine.connect() as connection:
-            version = connection.scalar(select(table_of(PositionRow).c.schema_version))
-        if version != SCHEMA_VERSION:
-            self.reset()
-        metadata.create_all(self._engine)
+        """Make the tables of this version of the fold, and drop those of versions beside which it does not work."""
+        Tables.metadata.create_all(self._engine)
+        own = {name.removeprefix(PREFIX) for name in Tables.metadata.tables}
+        beside = range(SCHEMA_VERSION - 1, SCHEMA_VERSION + 2)
+        with self._engine.begin() as connection:
+            for name in inspect(connection).get_table_names():
+                found = _OF_A_VERSION.fullmatch(name)
+                if found and found[2] in own and int(found[1] or 0) not in beside:
+                    connection.execute(DropTable(Table(name, MetaData()), if_exists=True))
 
     def reset(self) -> None:
         """Drop everything; the next fold starts at position 0."""
@@ -188,7 +191,7 @@ def _head(connection: Connection) -> tuple[int, str]:
 
 
 def _write_place(connection: Connection, position: int, head: str, settled: SettledTime) -> None:
-    place = {"id": 1, "schema_version": SCHEMA_VERSION, "position": position, "head": head, **settled.row()}
+    place = {"id": 1, "position": position, "head": head, **settled.row()}
     upsert(connection, table_of(PositionRow), [place])
 
 

@@ -25,9 +25,21 @@ from shared.costs.span_claims import NODE_SPANS, Window
 from shared.interface.models import Task
 from shared.model import Model
 from shared.tasks.specification import ENDED
-from shared.views.documents import ClusterView, IncidentView, NodeView, PlanState, PlanView, SpanView, TaskView
+from shared.views.documents import (
+    SCHEMA_VERSION,
+    ClusterView,
+    IncidentView,
+    NodeView,
+    PlanState,
+    PlanView,
+    SpanView,
+    TaskView,
+)
 from shared.views.observed_views import SlowdownView
 from shared.views.task_parts import AttemptView
+
+PREFIX = f"api{SCHEMA_VERSION}_"
+"""Before the name of each table: apis of two versions have tables of their own in one database during an upgrade."""
 
 
 class Tables(SQLModel, registry=registry()):
@@ -64,12 +76,12 @@ class Link(Tables):
 class TaskRow(Row, table=True):
     """Tasks."""
 
-    __tablename__ = "api_tasks"
+    __tablename__ = f"{PREFIX}tasks"
     __table_args__ = (
-        Index("api_tasks_list", "position"),
-        Index("api_tasks_states", "state", "position"),
-        Index("api_tasks_flop", "flop", "weighted_flop"),
-        Index("api_tasks_times", "time_s", "position"),
+        Index(f"{PREFIX}tasks_list", "position"),
+        Index(f"{PREFIX}tasks_states", "state", "position"),
+        Index(f"{PREFIX}tasks_flop", "flop", "weighted_flop"),
+        Index(f"{PREFIX}tasks_times", "time_s", "position"),
     )
 
     time_s: float
@@ -81,17 +93,17 @@ class TaskRow(Row, table=True):
 class AttemptRow(Row, table=True):
     """Earlier submissions of names."""
 
-    __tablename__ = "api_attempts"
+    __tablename__ = f"{PREFIX}attempts"
 
 
 class IncidentRow(Row, table=True):
     """Incidents."""
 
-    __tablename__ = "api_incidents"
+    __tablename__ = f"{PREFIX}incidents"
     __table_args__ = (
-        Index("api_incidents_list", "position"),
-        Index("api_incidents_states", "state", "position"),
-        Index("api_incidents_times", "time_s", "position"),
+        Index(f"{PREFIX}incidents_list", "position"),
+        Index(f"{PREFIX}incidents_states", "state", "position"),
+        Index(f"{PREFIX}incidents_times", "time_s", "position"),
     )
 
     time_s: float
@@ -103,20 +115,20 @@ class IncidentRow(Row, table=True):
 class IncidentTask(Link, table=True):
     """Tasks of incidents."""
 
-    __tablename__ = "api_incident_tasks"
-    __table_args__ = (Index("api_incident_tasks_list", "task", "state", "position"),)
+    __tablename__ = f"{PREFIX}incident_tasks"
+    __table_args__ = (Index(f"{PREFIX}incident_tasks_list", "task", "state", "position"),)
 
 
 class PlanRow(Row, table=True):
     """Plans."""
 
-    __tablename__ = "api_plans"
+    __tablename__ = f"{PREFIX}plans"
     __table_args__ = (
-        Index("api_plans_list", "position"),
-        Index("api_plans_states", "state", "position"),
-        Index("api_plans_claims", "reach_s", "start_s"),
-        Index("api_plans_solved", "solved", "position"),
-        Index("api_plans_times", "time_s", "position"),
+        Index(f"{PREFIX}plans_list", "position"),
+        Index(f"{PREFIX}plans_states", "state", "position"),
+        Index(f"{PREFIX}plans_claims", "reach_s", "start_s"),
+        Index(f"{PREFIX}plans_solved", "solved", "position"),
+        Index(f"{PREFIX}plans_times", "time_s", "position"),
     )
 
     time_s: float
@@ -130,25 +142,25 @@ class PlanRow(Row, table=True):
 class PlanTask(Link, table=True):
     """Tasks of plans."""
 
-    __tablename__ = "api_plan_tasks"
-    __table_args__ = (Index("api_plan_tasks_list", "task", "state", "position"),)
+    __tablename__ = f"{PREFIX}plan_tasks"
+    __table_args__ = (Index(f"{PREFIX}plan_tasks_list", "task", "state", "position"),)
 
 
 class NodeRow(Row, table=True):
     """Nodes."""
 
-    __tablename__ = "api_nodes"
-    __table_args__ = (Index("api_nodes_list", "position"), Index("api_nodes_states", "state", "position"))
+    __tablename__ = f"{PREFIX}nodes"
+    __table_args__ = (Index(f"{PREFIX}nodes_list", "position"), Index(f"{PREFIX}nodes_states", "state", "position"))
 
 
 class SlowdownRow(Row, table=True):
     """Slowdowns of workers."""
 
-    __tablename__ = "api_slowdowns"
+    __tablename__ = f"{PREFIX}slowdowns"
     __table_args__ = (
-        Index("api_slowdowns_list", "position"),
-        Index("api_slowdowns_states", "state", "position"),
-        Index("api_slowdowns_times", "time_s", "position"),
+        Index(f"{PREFIX}slowdowns_list", "position"),
+        Index(f"{PREFIX}slowdowns_states", "state", "position"),
+        Index(f"{PREFIX}slowdowns_times", "time_s", "position"),
     )
 
     time_s: float
@@ -158,19 +170,19 @@ class SlowdownRow(Row, table=True):
 class SlowdownTask(Link, table=True):
     """Tasks of slowdowns."""
 
-    __tablename__ = "api_slowdown_tasks"
-    __table_args__ = (Index("api_slowdown_tasks_list", "task", "state", "position"),)
+    __tablename__ = f"{PREFIX}slowdown_tasks"
+    __table_args__ = (Index(f"{PREFIX}slowdown_tasks_list", "task", "state", "position"),)
 
 
 class SpanRow(Row, table=True):
     """Spans of nodes and tasks."""
 
-    __tablename__ = "api_spans"
+    __tablename__ = f"{PREFIX}spans"
     __table_args__ = (
-        Index("api_spans_list", "position"),
+        Index(f"{PREFIX}spans_list", "position"),
         # With the columns that WAF over time adds up: it then reads no row of the table.
-        Index("api_spans_claims", "reach_s", "start_s", "end_s", "achieved_flop", "healthy_flop"),
-        Index("api_spans_starts", "start_s"),
+        Index(f"{PREFIX}spans_claims", "reach_s", "start_s", "end_s", "achieved_flop", "healthy_flop"),
+        Index(f"{PREFIX}spans_starts", "start_s"),
     )
 
     start_s: float
@@ -188,21 +200,20 @@ class SpanRow(Row, table=True):
 class ClusterRow(Row, table=True):
     """One row: the cluster's parameters."""
 
-    __tablename__ = "api_cluster"
+    __tablename__ = f"{PREFIX}cluster"
 
 
 class PositionRow(Tables, table=True):
-    """One row: how far the log has been folded, and by which version of the fold."""
+    """One row: how far the log has been folded."""
 
-    __tablename__ = "api_position"
+    __tablename__ = f"{PREFIX}position"
 
     id: int = Field(primary_key=True)
-    schema_version: int
     position: int = Field(sa_type=_POSITION)
     head: str
     """Hash of the record at ``position``: shows whether this is still the same log."""
     settled_s: float
-    """Up to when worker-seconds are settled (``api_settled``), in seconds since the epoch."""
+    """Up to when worker-seconds are settled (``SettledRow``), in seconds since the epoch."""
     merged_s: float
     """Up to when the settled times of a day have become one."""
     latest_s: float
@@ -238,8 +249,8 @@ class Amounts(Tables):
 class SettledRow(Amounts, table=True):
     """Amounts of settled times that meet, none of which goes beyond a day of UTC; the first begins infinitely early."""
 
-    __tablename__ = "api_settled"
-    __table_args__ = (Index("api_settled_times", "start_s"),)
+    __tablename__ = f"{PREFIX}settled"
+    __table_args__ = (Index(f"{PREFIX}settled_times", "start_s"),)
 
     start_s: float = Field(primary_key=True)
     end_s: float
@@ -248,8 +259,8 @@ class SettledRow(Amounts, table=True):
 class TotalRow(Amounts, table=True):
     """Amounts of all settled times together."""
 
-    __tablename__ = "api_settled_totals"
-    __table_args__ = (Index("api_settled_totals_costliest", "dimension", "worker_s"),)
+    __tablename__ = f"{PREFIX}settled_totals"
+    __table_args__ = (Index(f"{PREFIX}settled_totals_costliest", "dimension", "worker_s"),)
 
 
 V = TypeVar("V", bound=Model)

@@ -11,8 +11,9 @@
   objective, and what is true of every plan must be true of it (``invariants``). The recorded plan is folded.
 - A plan of a newer decider is a mismatch: a newer version of this program can check it.
 
-The decider never falls along a log. So a forged plan cannot escape the comparison by the number of an older decider:
-after a plan of this decider that number is refused, and before one the plan must pass the checks of older plans.
+The decider falls along a log only by one, behind a ``cluster.configured`` that says so: the planner before an upgrade
+has taken over again. So a forged plan does not escape the comparison by the number of an older decider: after a plan of
+this decider that number is refused elsewhere, and before one the plan must pass the checks of older plans.
 
 A log is read in passes and never kept in memory. What a newer version of the program wrote into it is skipped, and the
 report names it.

@@ -20,7 +20,7 @@ from services.planner.replay.log_fold import NO_POLICIES, Fold, Policies
 from services.planner.replay.sources import AnsweredRows, Source
 from services.planner.throughput.tables import table_problems
 from shared.errors import Corrupt
-from shared.events.union import Event, PlanDecided, Recorded, StateMoved
+from shared.events.union import ClusterConfigured, Event, PlanDecided, Recorded, StateMoved
 from shared.log.anchors import Anchor, AnchorCheck, Defect
 from shared.log.base import FIRST_HASH
 from shared.log.scan import Row, Scan
@@ -257,6 +257,8 @@ class Verification:
         record = row.record
         if record is None:
             return
+        if isinstance(record.event, ClusterConfigured) and record.event.decider == self._newest - 1:
+            self._newest = record.event.decider  # the planner before the last upgrade has taken over again
         if isinstance(record.event, PlanDecided):
             self._plans += 1
             self._check_decider(record, record.event)
