@@ -204,36 +204,6 @@ def test_the_calls_of_torch_and_megatron_come_by(tmp_path: Path) -> None:
     assert run(two_ranks, 2, tmp_path, QUICK) == [End(0, "")] * 2
 
 
-class Sleeping(Group):
-    """A process group whose collectives keep the CUDA device's stream busy for about half a second."""
-
-    def allreduce(self, tensors: list[object], options: dist.AllreduceOptions) -> None:
-        torch.cuda._sleep(1_000_000_000)  # type: ignore[no-untyped-call]  # cycles
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_the_stream_of_a_cuda_device_is_a_clock() -> None:
-    """The time of two collectives does not count, which is nearly all of the step's."""
-    group, timer = Sleeping(Device()), ComputeTimer()
-    issuing.guard([group])
-    values = torch.rand(2048, 2048, device="cuda")
-    for step in (1, 2):
-        whole = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
-        whole[0].record()
-        timer.begin(step, alone=False)
-        for _ in range(2):
-            values = torch.nn.functional.normalize(values @ values)
-            all_reduce(group)
-        timer.end()
-        whole[1].record()
-        assert timer.result_s() is None
-        torch.cuda.synchronize()
-        own_s = timer.result_s()
-        assert own_s is not None
-        assert 0.0 < own_s < whole[0].elapsed_time(whole[1]) / 1e3 / 2
-
-
 def test_the_kernel_counts_waits_of_the_thread_that_asks() -> None:
     before_s = run_queue_wait_s()
     time.sleep(0.001)

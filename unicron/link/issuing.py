@@ -205,7 +205,7 @@ def _guarded(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         with _issuing:
             if id(group) in _aborted:
                 raise CommunicationFailed("the group's communicator was aborted: the generation is held")
-            if any(getattr(one, "asyncOp", False) for one in arguments):
+            if arguments and getattr(arguments[-1], "asyncOp", False):  # torch's options come last
                 work = method(group, *arguments, **options)  # the stream waits in ``Work.wait``
             else:
                 work = _watched(method, group, *arguments, **options)
