@@ -16,9 +16,10 @@ from tests.unicron.contract.ranks import End, Rank, run
 from tests.unicron.harness import agent
 from tests.unicron.test_one_rank import QUICK
 from unicron.link import issuing
+from unicron.process.run_queue import run_queue_wait_s
 from unicron.protocol.messages import Progress
 from unicron.training import compute_time
-from unicron.training.compute_time import ComputeTimer, run_queue_wait_s
+from unicron.training.compute_time import ComputeTimer
 
 
 class Clocks:

@@ -73,14 +73,15 @@ def test_a_spike_changes_what_one_step_reports() -> None:
 
 
 def test_a_slow_rank_sleeps_after_its_passes_until_it_is_as_fast_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = 0.0
+    now_s = starved_s = 0.0
     slept: list[float] = []
     monkeypatch.setattr("unicron.process.faults.time.monotonic", lambda: now_s)
     monkeypatch.setattr("unicron.process.faults.time.sleep", slept.append)
+    monkeypatch.setattr("unicron.process.faults.run_queue_wait_s", lambda: starved_s)
     faults = injector(Inject(id="f", kind="slow", argument="3", step=2))
     for step in (1, 2, 3):
         begin(faults, step)
-        now_s += 0.5
+        now_s, starved_s = now_s + 0.5 + 4.0, starved_s + 4.0  # the rank has waited for a CPU, too
         faults.finished_passes(step, [])
     faults.request(Inject(id="g", kind="slow", argument="1"))
     begin(faults, 4)

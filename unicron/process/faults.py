@@ -53,6 +53,7 @@ from pathlib import Path
 from typing import Any
 
 from unicron.errors import CommunicationFailed
+from unicron.process.run_queue import run_queue_wait_s
 from unicron.protocol import environment
 from unicron.protocol.messages import Inject
 
@@ -441,7 +442,8 @@ class Slowness:
         self._began_s = self._now_s() if self.factor > 1.0 else None
 
     def _now_s(self) -> float:
-        return time.thread_time() if self._computes else time.monotonic()
+        """Return the rank's own time so far. Waits for a CPU do not count: a busy machine would make the sleep longer."""
+        return time.thread_time() if self._computes else time.monotonic() - run_queue_wait_s()
 
 
 def announce(fault_id: str, text: str) -> None:
