@@ -442,7 +442,7 @@ class Slowness:
         self._began_s = self._now_s() if self.factor > 1.0 else None
 
     def _now_s(self) -> float:
-        """Return the rank's own time so far. Waits for a CPU do not count: a busy machine would make the sleep longer."""
+        """Return the rank's own time so far, without waits for a CPU: a busy machine would make the sleep longer."""
         return time.thread_time() if self._computes else time.monotonic() - run_queue_wait_s()
 
 

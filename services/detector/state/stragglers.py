@@ -335,7 +335,8 @@ class PeerGroup:
     def _remember_each(self, logs: Mapping[str, float], known: Mapping[str, float], changed: Collection[str]) -> None:
         """Add a step to the past of each rank against which nothing speaks: one hardly shifts the median of many.
 
-        What the step has in common is taken off: the pasts have not the same steps. The past of a slow worker that has none here is what its times would be without the slowdown.
+        What the step has in common is taken off, since the pasts have not the same steps. A slow worker that has no
+        past here gets what its times would be without the slowdown.
 
         Args:
             logs: the logarithms of the step's times.
