@@ -29,6 +29,7 @@ from benchmarks.detection_hangs import course as hang_course
 from benchmarks.detection_lab import TASK, Lab, Struck, laboratory, unix_s
 from benchmarks.detection_measures import Measures
 from benchmarks.report import Report, at_least, run
+from benchmarks.simulated_steps import LATEST, LATEST_OF_TWO
 from cli.waiting import Record
 from shared.errors import TimedOut
 
@@ -50,6 +51,10 @@ LONG_STEPS: Record = {
 """Steps of 0.1 to 0.3 s for stragglers: heartbeats report every step that takes 40 ms. In a micro-batch of less than a
 millisecond the noise of the machine's scheduler is larger than 1.3, and real ones take a second."""
 
+IN_REPLICAS: Record = {**LONG_STEPS, "parallel": {"tensor": 2, "pipeline": 2}}
+"""Each rank computes a quarter of a micro-batch, for 0.1 s a step. Here a slow rank computes more, on the same cores as
+all others: nothing but the time of its own thread tells who it is."""
+
 MANY, SOME = 200, 30
 """Injections of a class: of kill and exception, of the others."""
 
@@ -57,7 +62,8 @@ SAME_STEP = 0
 """Bound on the steps after the fault's at which a value that is not finite, or a spike, is found."""
 
 STRAGGLER = 1.3
-STRAGGLER_STEPS = 20
+SLOW_S = 180.0
+"""Longest wait for a slow worker to be found: some dozens of steps, with a new deal of micro-batches between."""
 SPIKE = 10.0
 PARAMETER = "decoder.layers.1.mlp.linear_fc1.weight"
 """Whose gradient a ``nan`` strikes: in the middle of the model, so that only a search finds it."""
@@ -121,13 +127,15 @@ async def stragglers(lab: Lab, measures: Measures, ranks: int) -> None:
     """Slow a rank down until it is found; then let it be as fast as the others again.
 
     The first one comes when the ranks have a past: a rank that has been slow from the beginning is not judged beside a
-    single peer. Each of the others comes as soon as the last one is known to be over.
+    single peer. Each of the others comes as soon as the last one is known to be over. Of two ranks the one peer is as
+    noisy as the rank itself, so they have the wider bound, as in ``benchmarks.simulated_steps``.
     """
-    await lab.client.until_step(TASK, PAST_STEPS + (await lab.client.task(TASK))["step"], 60.0)
+    measures.bound = LATEST_OF_TWO if ranks == 2 else LATEST
+    await lab.client.until_step(TASK, PAST_STEPS + (await lab.client.task(TASK))["step"], SLOW_S)
     for number in measures.numbers():
         await lab.forget()
         struck = await lab.strike(f"slow={STRAGGLER}", number % ranks)
-        slowed = await lab.event("a slow worker", partial(is_slow, struck))
+        slowed = await lab.event("a slow worker", partial(is_slow, struck), SLOW_S)
         event = slowed["event"]
         measures.add(
             event["step"] - struck.step + 1,
@@ -143,7 +151,7 @@ async def stragglers(lab: Lab, measures: Measures, ranks: int) -> None:
             found = record["type"] == "worker.slowed" and event["worker"] == worker
             return bool(found and event["slowdown"] == 1.0 and event.get("ends") is None)
 
-        await lab.event("the worker is as fast as the others", is_over)
+        await lab.event("the worker is as fast as the others", is_over, SLOW_S)
 
 
 def is_slow(struck: Struck, record: Record) -> bool:
@@ -177,13 +185,24 @@ RANKS: dict[str, tuple[Course, Measures]] = {
 OF_LONG_STEPS: dict[str, tuple[Course, Measures]] = {
     "straggler": (
         stragglers,
-        Measures("straggler 1.3x", SOME, bound=STRAGGLER_STEPS, unit="steps", paper="not covered"),
+        Measures("straggler 1.3x", SOME, bound=LATEST, unit="steps", paper="not covered"),
     ),
 }
 """The same on the task of longer steps."""
 
+OF_REPLICAS: dict[str, tuple[Course, Measures]] = {
+    "straggler-in-replica": (
+        stragglers,
+        Measures("straggler 1.3x in TP2 x PP2 x DP2", SOME, bound=LATEST, unit="steps", paper="not covered"),
+    ),
+}
+"""The same on a task of two replicas of four ranks each, whatever ``--ranks`` says."""
+
+REPLICA_RANKS, WORKERS_PER_NODE = 8, 2
+"""Ranks of that task, and how many of them are on a node."""
+
 NODES = ("node-dropped", "node-silent", "xid")
-CLASSES = (*RANKS, *OF_LONG_STEPS, *HANGS, *NODES)
+CLASSES = (*RANKS, *OF_LONG_STEPS, *OF_REPLICAS, *HANGS, *NODES)
 
 
 async def measure(options: argparse.Namespace, report: Report) -> None:
@@ -196,6 +215,7 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
     for names, of_course in (
         ([name for name in chosen if name in RANKS], partial(ranks_course, RANKS, SPECIFICATION)),
         ([name for name in chosen if name in OF_LONG_STEPS], partial(ranks_course, OF_LONG_STEPS, LONG_STEPS)),
+        ([name for name in chosen if name in OF_REPLICAS], replicas_course),
         ([name for name in chosen if name in HANGS], hang_course),
         ([name for name in chosen if name in NODES], detection_nodes.course),
     ):
@@ -211,9 +231,11 @@ async def ranks_course(
     ranks: int,
     scale: float,
     report: Report,
+    *,
+    workers_per_node: int = 1,
 ) -> None:
     """Run classes of faults that strike a rank of a task."""
-    async with laboratory(nodes=ranks) as lab:
+    async with laboratory(ranks // workers_per_node, workers_per_node) as lab:
         await lab.train(**specification, workers={"min": ranks, "max": ranks})
         for name in names:
             course, measures = courses[name]
@@ -224,6 +246,12 @@ async def ranks_course(
                 measures.give_up(err.detail)
             measures.judge(report)
         await lab.stop()
+
+
+async def replicas_course(names: Sequence[str], ranks: int, scale: float, report: Report) -> None:
+    """Run classes of faults that strike a rank of a replica of several."""
+    course = partial(ranks_course, OF_REPLICAS, IN_REPLICAS, workers_per_node=WORKERS_PER_NODE)
+    await course(names, REPLICA_RANKS, scale, report)
 
 
 def positive(text: str) -> float:

@@ -39,8 +39,8 @@ def _rank(rank: int, ranks: int, port: int, steps: int, results: Any) -> None:
     torch.manual_seed(1)
     layer = torch.nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, batch_first=True)
     timer, times = ComputeTimer(), []
-    for _ in range(steps):
-        timer.begin(alone=True)
+    for step in range(steps):
+        timer.begin(step, alone=True)
         for _ in range(MICRO_BATCHES):
             layer(torch.randn(4, LENGTH, WIDTH)).square().mean().backward()
         timer.end()

@@ -1,6 +1,6 @@
 """Generated step times of a large task through the detector's straggler test: false alarms, and the delay of real ones.
 
-    python -m benchmarks.simulated_steps [--ranks 1000] [--hours 24] [--seed 1] [--courses 200]
+    python -m benchmarks.simulated_steps [--ranks 1000] [--hours 24] [--seed 1] [--courses 200] [--stage-ranks 4]
 
 The times go through ``services.detector.state.stragglers.PeerGroup``, the code that the detector runs. One core does a
 day of 1,000 ranks within ten minutes. ``STEP_S`` is a step of real training: the times within it matter only as ratios.
@@ -18,6 +18,9 @@ in slow phases of 2.5 steps on average, 3 at most, and factors up to 1.14; 0.02%
 Phases and outliers here are five times as frequent, phases are longer and as deep as the deepest that was found. With
 phases of up to 1.2 (in place of 1.15) a day of 1,000 ranks has one false alarm, which is within one in 10,000
 rank-hours.
+
+``--stage-ranks`` has the ranks compared in pipeline stages of so many, as where a task has tensor and pipeline
+parallelism; with 1 in pipelines of ``STAGES`` stages, of one rank each. By default all are in one stage.
 
 Lines: ``noise`` with the parameters; ``false-alarms`` with rank-hours and alarms, bound 0; ``straggler`` with the delay
 in steps of a slowdown of 1.3 that begins at some step of some rank, bound 20 at p99 (of two ranks ``LATEST_OF_TWO``),
@@ -80,6 +83,9 @@ MEASURED = Variation(
 )
 
 
+STAGES = 8
+"""Of a pipeline whose stages have one rank each."""
+
 LATEST, LATEST_OF_TWO = 20, 25
 """Bounds of the steps until a slowdown of 1.3 is found, p99. Of two ranks, the one peer is as noisy as the rank
 itself."""
@@ -123,13 +129,26 @@ def step_times(ranks: int, seed: int, variation: Variation = MEASURED) -> Iterat
         yield np.exp(logs)
 
 
-def false_alarms(ranks: int, hours: float, seed: int, variation: Variation = MEASURED) -> FalseAlarms:
-    """Return how many workers the detector takes for slow in a course in which none is."""
-    group, workers = PeerGroup(), [f"n{rank}/0" for rank in range(ranks)]
+def false_alarms(
+    ranks: int, hours: float, seed: int, variation: Variation = MEASURED, *, stage_ranks: int = 0
+) -> FalseAlarms:
+    """Return how many workers the detector takes for slow in a course in which none is.
+
+    Args:
+        ranks: their number.
+        hours: the length of the course.
+        seed: of the course.
+        variation: of the times.
+        stage_ranks: number of ranks in a pipeline stage; 0: all are in one.
+    """
+    workers = [f"n{rank}/0" for rank in range(ranks)]
+    size = STAGES if stage_ranks == 1 else stage_ranks or ranks
+    groups = [(slice(first, first + size), PeerGroup(unequal=stage_ranks == 1)) for first in range(0, ranks, size)]
     steps = round(hours * 3600 / STEP_S)
     alarms = 0
     for step, times_s in zip(range(steps), step_times(ranks, seed, variation), strict=False):
-        alarms += len(group.take(step, dict(zip(workers, times_s.tolist(), strict=True)), {}))
+        of_workers = list(zip(workers, times_s.tolist(), strict=True))
+        alarms += sum(len(group.take(step, dict(of_workers[part]), {})) for part, group in groups)
     return FalseAlarms(ranks, steps, ranks * steps * STEP_S / 3600, alarms)
 
 
@@ -158,12 +177,13 @@ def straggler_delay(
     return StragglerDelay(None, wrong, None)
 
 
-def measure(ranks: int, hours: float, seed: int, courses: int, report: Report) -> None:
+def measure(ranks: int, hours: float, seed: int, courses: int, stage_ranks: int, report: Report) -> None:
     """Run the courses and print. Two seeds have no course in common."""
     report.line("noise", step_s=STEP_S, **asdict(MEASURED))
     began_s = time.perf_counter()
-    found = false_alarms(ranks, hours, seed)
-    report.line("false-alarms", seed=seed, seconds=round(time.perf_counter() - began_s, 1), **found._asdict())
+    found = false_alarms(ranks, hours, seed, stage_ranks=stage_ranks)
+    took = {"seed": seed, "stage_ranks": stage_ranks or ranks, "seconds": round(time.perf_counter() - began_s, 1)}
+    report.line("false-alarms", **took, **found._asdict())
     report.at_most("false alarms", found.alarms, 0)
     for size in (2, 4, 8, 64):
         delays = [straggler_delay(size, seed * courses + course) for course in range(courses)]
@@ -181,5 +201,6 @@ if __name__ == "__main__":
     parser.add_argument("--hours", type=float, default=24.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--courses", type=int, default=200)
-    options = parser.parse_args()
-    sys.exit(run(functools.partial(measure, options.ranks, options.hours, options.seed, options.courses)))
+    parser.add_argument("--stage-ranks", type=int, default=0)
+    o = parser.parse_args()
+    sys.exit(run(functools.partial(measure, o.ranks, o.hours, o.seed, o.courses, o.stage_ranks)))

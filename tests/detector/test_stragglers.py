@@ -28,10 +28,18 @@ Slowness = Callable[[int, int], float]
 
 
 def course(
-    ranks: int, steps: int, slow: Slowness, *, seed: int = 1, scale: float = 1.0, compute_s: float = 1.0
+    ranks: int,
+    steps: int,
+    slow: Slowness,
+    *,
+    seed: int = 1,
+    scale: float = 1.0,
+    compute_s: float = 1.0,
+    group: PeerGroup | None = None,
+    known: dict[str, float] | None = None,
 ) -> list[Change]:
-    """Return what a group finds whose known slowdowns are those that it has found."""
-    draw, group, known = random.Random(seed), PeerGroup(), dict[str, float]()
+    """Return what a group finds whose known slowdowns are those that it has found, and some from before."""
+    draw, group, known = random.Random(seed), group or PeerGroup(), known or {}
     found = []
     for step in range(1, steps + 1):
         times = {f"n{rank}/0": scale * slow(rank, step) * math.exp(draw.gauss(0.0, SIGMA)) for rank in range(ranks)}
@@ -238,10 +246,52 @@ def test_of_two_ranks_evidence_that_rises_slowly_is_not_forgotten() -> None:
     assert 100 + stragglers.WINDOW < found[0].step < 400
 
 
+def of_stages(rank: int, step: int) -> float:
+    """The stages take different times; all of them twice as long from some step on, and one is slow for a while."""
+    return (1.0 + rank) * (2.0 if step > 60 else 1.0) * (1.3 if rank == 1 and 100 < step <= 200 else 1.0)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_of_ranks_that_have_a_stage_each_the_one_that_changes_is_found(ranks: int) -> None:
+    found = course(ranks, 300, of_stages, group=PeerGroup(unequal=True))
+    began, over = [change for change in found if change.slowdown == 1.0 or change == found[0]]
+    assert {change.worker for change in found} == {"n1/0"}
+    assert 100 < began.step <= 120
+    assert 200 < over.step <= 220
+
+
+def test_of_unequal_ranks_those_that_have_other_work_are_not_slow() -> None:
+    """The ranks of four stages change places."""
+    group = PeerGroup(unequal=True)
+    assert course(4, 100, lambda rank, step: 1.0 + rank, group=group) == []
+    group.forget_work()
+    assert course(4, 100, lambda rank, step: 4.0 - rank, group=group) == []
+
+
+def test_an_unequal_rank_that_is_slow_as_its_work_becomes_another_is_found_to_be_over_later() -> None:
+    group = PeerGroup(unequal=True)
+    (over,) = course(4, 200, lambda rank, step: of_stages(rank, step + 100), group=group, known={"n1/0": 1.331})
+    assert (over.worker, over.slowdown) == ("n1/0", 1.0)
+    assert 100 < over.step <= 120
+
+
+def test_unequal_ranks_of_whom_one_reports_nothing_keep_their_past() -> None:
+    group, times = PeerGroup(unequal=True), {f"n{rank}/0": 1.0 + rank for rank in range(3)}
+    for step in range(stragglers.LEAST_HISTORY):
+        group.take(step, times, {})
+    silent = stragglers.LEAST_HISTORY
+    assert group.take(silent, {worker: times[worker] for worker in ("n0/0", "n1/0")}, {}) == []
+    steps = range(silent + 1, silent + 10)
+    found = [change for step in steps for change in group.take(step, times | {"n1/0": 4.0}, {})]
+    assert [change.worker for change in found] == ["n1/0"]
+
+
 def test_no_false_alarm_in_generated_step_times() -> None:
     """A short course of ``benchmarks/simulated_steps.py``."""
     found = false_alarms(ranks=100, hours=2.0, seed=7)
     assert (found.alarms, found.rank_hours) == (0, 200.0)
+    for stage_ranks in (1, 4):
+        assert false_alarms(ranks=40, hours=2.0, seed=7, stage_ranks=stage_ranks).alarms == 0
     delays = [straggler_delay(8, seed) for seed in range(10)]
     assert [delay.wrong for delay in delays] == [0] * 10
     assert max(delay.steps or 999 for delay in delays) <= 20
@@ -376,6 +426,23 @@ def test_a_detector_that_starts_anew_neither_repeats_nor_forgets() -> None:
     assert (over.worker, over.slowdown) == ("n2/0", 1.0)
     assert 90 < over.step <= 110
     assert again.cluster.monitor.state.slowed == {}
+
+
+def test_ranks_that_have_a_pipeline_stage_each_are_compared_over_their_past() -> None:
+    """The worker of ``n2`` is slow; later all processes move on by a stage, and those of longer stages are not."""
+    reports = Reports(Layout(tensor=1, pipeline=4, data=1, micro_batch=1))
+
+    def step(number: int, stages: dict[str, float], slow: float) -> None:
+        for name, time_s in stages.items():
+            factor = time_s * (slow if name == "n2" else 1.0) * math.exp(reports.draw.gauss(0.0, 0.03))
+            report = StepReport(number, factor, 4)
+            reports.found += reports.cluster.beat(name, number / 2, step=number, steps=[report]).events
+
+    for number in range(1, 60):
+        step(number, {"n0": 1.0, "n1": 3.0, "n2": 0.5, "n3": 2.0}, 1.3 if number > 30 else 1.0)
+    (event,) = reports.slowed()
+    assert (event.worker, event.evidence["peers"]) == ("n2/0", 3)
+    assert 30 < event.step <= 50
 
 
 def test_peers_are_the_ranks_of_the_same_pipeline_stage() -> None:

@@ -282,6 +282,36 @@ def test_tensor_groups_with_a_slow_worker_are_given_up_whole() -> None:
     assert verify_records(world.records).ok
 
 
+@pytest.mark.parametrize("number", [0, 3, 6], ids="rank-{}".format)
+@pytest.mark.parametrize(
+    ("free", "slowdown", "label", "members"),
+    [
+        (0, 1.02, "keep", 8),
+        (1, 1.5, "spare", 8),
+        (0, 1.5, "dealt-by-speed", 8),
+        (0, 40.0, "without-slow", 4),
+    ],
+)
+def test_a_slow_worker_inside_a_replica_is_answered_like_one_that_is_a_replica(
+    free: int, slowdown: float, label: str, members: int, number: int
+) -> None:
+    """Two replicas of two stages of two tensor ranks: whoever is slow, its replica computes less or goes without it."""
+    world = World()
+    for index in range(4 + free):
+        world.join(f"n{index}", 2)
+    layout = {"tensor": 2, "pipeline": 2}
+    world.complete(world.submit("a", parallel=layout, batch={"global": 24, "micro": 1}, workers={"min": 4, "max": 8}))
+    slow = world.task().members[number]
+    plan = slowed(world, slow, slowdown)
+    assert taken(plan) == label
+    assert len(world.task().members) == members
+    assert (slow in world.task().members) == (label in ("keep", "dealt-by-speed"))
+    if label == "dealt-by-speed":
+        slow_replica = number // 2 % 2
+        assert world.task().shares[slow_replica] < world.task().shares[1 - slow_replica]
+    assert verify_records(world.records).ok
+
+
 def story() -> World:
     """Slow workers amid faults, joins and ends of two tasks."""
     world = cluster(4, free=2)

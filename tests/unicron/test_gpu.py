@@ -16,7 +16,9 @@ from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.contract_course import DP2, DP3, NCCL, PP, TP, Course, CourseFault, follow
 from tests.unicron.harness import ON_ONE_DEVICE, Agent, agent
 from unicron import device
+from unicron.link import issuing
 from unicron.protocol.messages import Finished, Progress, Raised, Resumed
+from unicron.training.compute_time import ComputeTimer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -48,14 +50,16 @@ COURSES = (
 """The most telling first. Each point meets each kind and each layout."""
 
 
-async def begin(a: Agent, spec: Path, workers: Sequence[str], env: dict[str, str]) -> None:
+async def begin(
+    a: Agent, spec: Path, workers: Sequence[str], env: dict[str, str], *, tensor: int = 1, pipeline: int = 1
+) -> None:
     """Fork a worker for each device, and bring the workers into the first generation."""
     shown: list[dict[str, str]] = [{} for _ in workers]
     if not ON_ONE_DEVICE:
         found = hardware.of_node("n", workers, setting="", visible=os.environ.get(VISIBLE_VARIABLE))
         shown = [found.environment(worker) for worker in workers]
     await asyncio.gather(*(a.fork(w, spec, env | own) for w, own in zip(workers, shown, strict=True)))
-    await a.configure(dict.fromkeys(workers, "initial"))
+    await a.configure(dict.fromkeys(workers, "initial"), tensor=tensor, pipeline=pipeline)
 
 
 async def check_result(a: Agent, spec: Path, finished: Finished) -> None:
@@ -113,6 +117,54 @@ def test_memory_that_cannot_be_pinned_leaves_no_error_behind(tmp_path: Path) -> 
         device.unpin(memory)
         pytest.skip("this file system's memory can be pinned")
     assert float(torch.ones(1, device=device.current()).sum()) == 1.0
+
+
+class Busy:
+    """A process group whose collectives keep the device's stream busy for about half a second."""
+
+    def size(self) -> int:
+        return 2
+
+    def allreduce(self, tensors: Sequence[torch.Tensor]) -> None:
+        torch.cuda._sleep(1_000_000_000)  # type: ignore[no-untyped-call]  # cycles
+
+
+def test_the_time_of_collectives_is_none_of_the_ranks_own() -> None:
+    """They take nearly all of the step. The second step records the events of the first one again."""
+    group, timer = Busy(), ComputeTimer()
+    issuing.guard([group])
+    values = torch.rand(2048, 2048, device=device.current())
+    for step in (1, 2):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        began.record()
+        timer.begin(step, alone=False)
+        for _ in range(2):
+            values = torch.nn.functional.normalize(values @ values)
+            group.allreduce([values])
+        timer.end()
+        ended.record()
+        assert timer.result_s() is None
+        device.synchronize()
+        own_s = timer.result_s()
+        assert own_s is not None
+        assert 0.0 < own_s < began.elapsed_time(ended) / 1e3 / 2
+
+
+@several
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)])
+async def test_ranks_of_a_replica_report_their_own_compute_time(
+    tensor: int, pipeline: int, tmp_path: Path, spec_file: SpecFile
+) -> None:
+    async with agent(tmp_path / "run") as a:
+        await begin(a, spec_file(steps=3), ["w0", "w1"], {}, tensor=tensor, pipeline=pipeline)
+        await a.finished(2)
+        for worker in ("w0", "w1"):
+            ended = [m for m in a.of(Progress, worker) if m.phase == "ended"]
+            assert ended
+            for message in ended:
+                assert message.compute_s is not None
+                assert message.duration_s is not None
+                assert 0.0 < message.compute_s < message.duration_s
 
 
 @several

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 
@@ -12,8 +13,8 @@ from unicron.process.faults import FaultInjector, InjectedFault
 from unicron.protocol.messages import Inject
 
 
-def begin(faults: FaultInjector, step: int, model: torch.nn.Module | None = None) -> None:
-    faults.reached_micro_batch(step, 0, [model] if model is not None else [])
+def begin(faults: FaultInjector, step: int, model: torch.nn.Module | None = None, *, computes: bool = False) -> None:
+    faults.reached_micro_batch(step, 0, [model] if model is not None else [], computes=computes)
 
 
 def injector(*requests: Inject, began: int = 0) -> FaultInjector:
@@ -72,19 +73,31 @@ def test_a_spike_changes_what_one_step_reports() -> None:
 
 
 def test_a_slow_rank_sleeps_after_its_passes_until_it_is_as_fast_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = 0.0
+    now_s = starved_s = 0.0
     slept: list[float] = []
     monkeypatch.setattr("unicron.process.faults.time.monotonic", lambda: now_s)
     monkeypatch.setattr("unicron.process.faults.time.sleep", slept.append)
+    monkeypatch.setattr("unicron.process.faults.run_queue_wait_s", lambda: starved_s)
     faults = injector(Inject(id="f", kind="slow", argument="3", step=2))
     for step in (1, 2, 3):
         begin(faults, step)
-        now_s += 0.5
+        now_s, starved_s = now_s + 0.5 + 4.0, starved_s + 4.0  # the rank has waited for a CPU, too
         faults.finished_passes(step, [])
     faults.request(Inject(id="g", kind="slow", argument="1"))
     begin(faults, 4)
     faults.finished_passes(4, [])
     assert slept == [1.0, 1.0]
+
+
+def test_a_slow_rank_of_a_replica_of_several_computes_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its passes wait for peers, which is no time of its thread; a sleep would be none either."""
+    looks = itertools.count()
+    monkeypatch.setattr("unicron.process.faults.time.thread_time", lambda: float(next(looks)))
+    monkeypatch.setattr("unicron.process.faults.time.sleep", lambda seconds: pytest.fail("it slept"))
+    faults = injector(Inject(id="f", kind="slow", argument="11", step=1))
+    begin(faults, 1, computes=True)  # the first look; the second is at the end of the passes: they have taken 1 s
+    faults.finished_passes(1, [])  # 10 s are missing from the third look on, and the last one begins the next passes
+    assert next(looks) == 2 + 11 + 1
 
 
 @pytest.mark.parametrize(("name", "spoilt"), [("", "0.weight"), ("1.bias", "1.bias"), ("bias", "0.bias")])

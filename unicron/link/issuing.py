@@ -3,8 +3,10 @@
 Torch hands a communicator to the backend without a lock. A thread that issues a collective while another one aborts its
 communicator uses what is being freed. Megatron, torch and scripts issue collectives in many places, and backward passes
 do so on threads of their own; all of them go through methods of the process group. ``guard`` replaces these methods
-by ones that wait while an abort runs, and refuse a group that was aborted. Groups of one rank need no communicator
-(``unicron.link.issuing``).
+by ones that wait while an abort runs, and refuse a group that was aborted. Groups of one rank need no communicator.
+
+All that a device waits for goes through the same methods, and through ``Work.wait`` where a collective is asynchronous.
+``watch`` has somebody told of each such wait: a rank's own compute time is what lies between two of them.
 
 Collectives of a group of one rank are done at once, without a communicator. Megatron calls them in every step, of the
 tensor-parallel group for the loss and of the model-parallel group for the norm of gradients, where a model is not
@@ -19,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -59,6 +61,19 @@ METHODS = (
 ISSUE_LIMIT_S = 0.1
 """How long an abort waits for a thread that issues a collective. Issuing takes microseconds; a thread that takes longer
 is blocked in it, and only the abort will let it go on."""
+
+
+class Watch(Protocol):
+    """Whoever is told of a stream's waits for peers, on the thread that issues them."""
+
+    def wait_begins(self) -> Any:
+        """Note that the thread's stream comes to a place where it may wait; return what ``wait_ends`` gets."""
+
+    def wait_ends(self, begun: Any) -> None:
+        """Note that the stream goes on."""
+
+
+_watch: Watch | None = None
 
 _issuing = threading.Lock()
 _aborted: set[int] = set()
@@ -165,6 +180,12 @@ def _scales(value: Any) -> bool:
     return isinstance(op, dist.ReduceOp) and bool(op == _SUM_OF_MULTIPLES)
 
 
+def watch(it: Watch | None) -> None:
+    """Have waits for peers be told, those of collectives of guarded groups; None: to nobody."""
+    global _watch
+    _watch = it
+
+
 def guard(groups: Iterable[Any]) -> None:
     """Replace the methods of the groups' types, once each."""
     for kind in {type(group) for group in groups}:
@@ -184,9 +205,40 @@ def _guarded(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         with _issuing:
             if id(group) in _aborted:
                 raise CommunicationFailed("the group's communicator was aborted: the generation is held")
-            return method(group, *arguments, **options)
+            if arguments and getattr(arguments[-1], "asyncOp", False):  # torch's options come last
+                work = method(group, *arguments, **options)  # the stream waits in ``Work.wait``
+            else:
+                work = _watched(method, group, *arguments, **options)
+        if isinstance(work, dist.Work):
+            _guard_wait(type(work))
+        return work
 
     return issue
+
+
+def _watched(method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a method in which the stream of the calling thread may wait for peers."""
+    watching = _watch
+    if watching is None:
+        return method(*arguments, **options)
+    begun = watching.wait_begins()
+    try:
+        return method(*arguments, **options)
+    finally:
+        watching.wait_ends(begun)
+
+
+def _guard_wait(kind: Any) -> None:
+    """Have the waits for works of a type be told."""
+    if hasattr(kind.wait, "__wrapped__"):
+        return
+    waits = kind.wait
+
+    @functools.wraps(waits)
+    def wait(work: Any, *arguments: Any, **options: Any) -> Any:
+        return _watched(waits, work, *arguments, **options)
+
+    kind.wait = wait
 
 
 @contextmanager

@@ -53,6 +53,7 @@ from pathlib import Path
 from typing import Any
 
 from unicron.errors import CommunicationFailed
+from unicron.process.run_queue import run_queue_wait_s
 from unicron.protocol import environment
 from unicron.protocol.messages import Inject
 
@@ -62,6 +63,9 @@ FOREVER_S = 86_400.0
 
 BEGIN, REDUCTION = "0", "reduce"
 """The fault points of requests: before the first micro-batch of a step, and before its reduction."""
+
+WORK = 1000
+"""Numbers that a rank which is slow by computing adds up between two looks at its clock: some 10 microseconds."""
 
 CHUNK_BYTES = 64 << 20
 """Bytes that an injected ``oom`` allocates at once: a control group's limit is reached within some dozens of such
@@ -306,13 +310,14 @@ class FaultInjector:
         for fault in self._scheduled:
             fault.reached(step, at)
 
-    def reached_micro_batch(self, step: int, finished: int, chunks: Sequence[Any]) -> None:
+    def reached_micro_batch(self, step: int, finished: int, chunks: Sequence[Any], *, computes: bool = False) -> None:
         """Let a fault happen before the next micro-batch, or place it into the micro-batch's passes.
 
         Args:
             step: which step.
             finished: how many of its micro-batches the rank has finished.
             chunks: the modules of the rank's model.
+            computes: whether a rank that is to be slow computes for that, and does not sleep.
         """
         self.reached(step, str(finished))
         self._step = max(self._step, step)
@@ -320,7 +325,7 @@ class FaultInjector:
             self._place_requested(step, finished, chunks)
         for fault in self._scheduled:
             fault.place_in_passes(step, finished, chunks)
-        self._slowness.begin()
+        self._slowness.begin(computes=computes)
 
     def _place_requested(self, step: int, finished: int, chunks: Sequence[Any]) -> None:
         for fault in [fault for fault in self._requested if fault.request.kind == "nan" and fault.is_due(step)]:
@@ -407,24 +412,38 @@ def use_up_memory(limit_bytes: int) -> None:
 class Slowness:
     """A rank that takes ``factor`` times as long for its passes.
 
-    It sleeps after each micro-batch, before that counts as done, just as a slower device keeps its process waiting. So
-    the machine's other processes do not get slower with it.
+    The time that is missing is spent after each micro-batch, before that counts as done. As a rule the rank sleeps: a
+    slower device keeps its process waiting, too, and the machine's other processes do not get slower with it. On a CPU
+    a rank of a replica of several computes, by the clock of its thread: its passes have waits for peers in them, and a
+    sleep would look like one.
     """
 
     def __init__(self) -> None:
         self.factor = 1.0
+        self._computes = False
         self._began_s: float | None = None
 
-    def begin(self) -> None:
-        """Note that the passes of a micro-batch begin."""
-        self._began_s = time.monotonic() if self.factor > 1.0 else None
+    def begin(self, *, computes: bool) -> None:
+        """Note that the passes of a micro-batch begin. ``computes``: whether to compute and not to sleep."""
+        self._computes = computes
+        self._began_s = self._now_s() if self.factor > 1.0 else None
 
     def end(self) -> None:
-        """Sleep for what the passes were too fast by; several micro-batches may end between two calls of ``begin``."""
+        """Be slow for what the passes were too fast by; several may end between two calls of ``begin``."""
         if self._began_s is None:
             return
-        time.sleep((self.factor - 1.0) * (time.monotonic() - self._began_s))
-        self._began_s = time.monotonic() if self.factor > 1.0 else None
+        missing_s = (self.factor - 1.0) * (self._now_s() - self._began_s)
+        if self._computes:
+            until_s = self._now_s() + missing_s
+            while self._now_s() < until_s:
+                sum(range(WORK))
+        else:
+            time.sleep(missing_s)
+        self._began_s = self._now_s() if self.factor > 1.0 else None
+
+    def _now_s(self) -> float:
+        """Return the rank's own time so far, without waits for a CPU: a busy machine would make the sleep longer."""
+        return time.thread_time() if self._computes else time.monotonic() - run_queue_wait_s()
 
 
 def announce(fault_id: str, text: str) -> None:

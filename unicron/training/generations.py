@@ -28,6 +28,7 @@ from unicron.state.rank_state import RankState
 from unicron.state.user_state import UserState
 from unicron.training import end_of_step
 from unicron.training.applied_step import AppliedStep
+from unicron.training.compute_time import ComputeTimer
 from unicron.training.end_of_step import EndOfStep
 from unicron.training.finishing import Finishing, save_and_stop
 from unicron.training.metrics import Metrics
@@ -119,6 +120,7 @@ class Training:
         self._joined = JoinResult(source="")
         self.last_loss: float | None = None
         self.metrics = Metrics()
+        self.timer = ComputeTimer()
         self.step: Step | None = None
         """The step that the loop was given last in this generation."""
         self.open_section = 0

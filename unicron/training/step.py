@@ -43,6 +43,8 @@ class StepHost(Protocol):
     """This rank's snapshots."""
     metrics: Metrics
     """What the script logs."""
+    timer: ComputeTimer
+    """Of this process's own compute time."""
     asked_last_step: int
     """The step behind which the script asks for the end of the training; 0: it does not ask."""
 
@@ -96,7 +98,6 @@ class Step:
         """When the step began, on this process's monotonic clock."""
         self.computed_s = 0.0
         """Seconds from the beginning until the gradients were reduced."""
-        self._timer = ComputeTimer()
         self._to_compute = 0
         self._computed: int | None = None
         """How many micro-batches the rank has computed between the beginning and the reduction."""
@@ -186,7 +187,8 @@ class Step:
     def _reach_micro_batch(self) -> None:
         state = self._host.rank_state
         finished = len(state.step_in_progress.finished())
-        self._host.faults.reached_micro_batch(self.number, finished, model_chunks(state.model))
+        computes = self._host.timer.counts_running_only
+        self._host.faults.reached_micro_batch(self.number, finished, model_chunks(state.model), computes=computes)
 
     def commit(self, micro_batch: int, loss: Loss | None, ids: list[int], chunk: int | None = None) -> None:
         """Count a micro-batch as done: its gradients are in the buffers. See ``commit_all``."""
@@ -308,10 +310,10 @@ class Step:
         self._to_compute, self._gather_waited_s = len(self.remaining()), self._waited_s()
         gather = self._host.rank_state.gather
         self._host.link.wait_in_passes(for_others=gather is not None and gather.pending)
-        self._timer.begin(alone=self._host.end_of_step.alone)
+        self._host.timer.begin(self.number, alone=self._host.end_of_step.alone)
 
     def _end_passes(self) -> None:
-        self._timer.end(self._waited_s() - self._gather_waited_s)
+        self._host.timer.end(self._waited_s() - self._gather_waited_s)
         self._computed = self._to_compute - len(self.remaining())
 
     def _waited_s(self) -> float:
@@ -361,6 +363,7 @@ class Step:
     ) -> bool:
         """Complete the step; swallow an error that a new generation answers, report every other error."""
         host = self._host
+        host.timer.stop()
         if error is None:
             if not self._reduced:
                 host.link.leave()
@@ -387,7 +390,7 @@ class Step:
                 "ended",
                 loss=self.loss,
                 duration_s=duration_s,
-                compute_s=self._timer.result_s(),
+                compute_s=host.timer.result_s(),
                 micro_batches=self._computed,
                 memory_every=memory_every,
                 replicated=replicated,

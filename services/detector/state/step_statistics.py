@@ -22,6 +22,10 @@ LATE_STEPS = 4
 or they report none. That is little beside the 20 steps within which a slow worker is to be found."""
 
 
+OF_ITS_OWN = -1
+"""Number that stands for all pipeline stages of a task where each has one rank."""
+
+
 class Passes(NamedTuple):
     """A rank's own compute time of one step, seconds, for this many micro-batches; both positive."""
 
@@ -40,7 +44,8 @@ class StepStatistics:
         judged: the newest step that was judged.
         silent: workers without a report of the last step that was judged.
         ranks: worker -> its rank.
-        groups: pipeline stage -> the test of its ranks, over generations with the same tensor and pipeline sizes.
+        groups: pipeline stage, or ``OF_ITS_OWN`` -> the test of its ranks, over generations with the same tensor and
+            pipeline sizes.
         shape: these sizes.
         losses: the task's losses.
         regressed_since: since when the newest steps have been slower than those before the last transition, all the
@@ -78,7 +83,10 @@ class StepStatistics:
             self.groups.clear()
         elif ranks != self.ranks or any(each.source != "live" for each in members.values()):
             for group in self.groups.values():
-                group.renew()
+                if group.unequal and ranks != self.ranks:
+                    group.forget_work()
+                else:
+                    group.renew()
         self.generation, self.shape, self.ranks = generation, shape, ranks
         self.judged, self.silent = -1, frozenset()
         self.regressed_since = None
@@ -117,7 +125,7 @@ class StepStatistics:
             for stage, of_stage in _by_stage(passes, members, layout).items():
                 if 2 * len(of_stage) <= _in_stage(layout):
                     continue  # a majority of the peers is not known
-                group = self.groups.setdefault(stage, PeerGroup())
+                group = self.groups.setdefault(stage, PeerGroup(unequal=stage == OF_ITS_OWN))
                 times_s = {worker: each.compute_s / each.micro_batches for worker, each in of_stage.items()}
                 compute_s = min(each.compute_s for each in of_stage.values())
                 changes = group.take(step, times_s, present, compute_s=compute_s)
@@ -127,15 +135,19 @@ class StepStatistics:
 
 
 def _in_stage(layout: Layout) -> int:
-    return layout.tensor * layout.data
+    """Return how many ranks are compared with one another."""
+    ranks = layout.tensor * layout.data
+    return ranks if ranks > 1 else layout.pipeline
 
 
 def _by_stage(
     passes: Mapping[str, Passes], members: Mapping[str, Member], layout: Layout
 ) -> dict[int, dict[str, Passes]]:
-    """Return the passes of the workers by pipeline stage."""
+    """Return the passes of the workers by pipeline stage, or together if each has a stage of its own."""
     found: dict[int, dict[str, Passes]] = {}
+    shared = layout.tensor * layout.data > 1
     for worker, each in passes.items():
         if worker in members:
-            found.setdefault(layout.pipeline_stage(members[worker].rank), {})[worker] = each
+            stage = layout.pipeline_stage(members[worker].rank) if shared else OF_ITS_OWN
+            found.setdefault(stage, {})[worker] = each
     return found

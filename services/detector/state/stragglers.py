@@ -94,10 +94,10 @@ WARM_UP = 2
 """First steps of a generation that count for nothing: they allocate buffers and fill caches."""
 
 HISTORY = 64
-"""Number of own times that are the past of a rank with one peer."""
+"""Number of own times that are the past of a rank that has one peer, or a stage of its own."""
 
 LEAST_HISTORY = 16
-"""Fewest own times of a rank with one peer to be its past: with fewer the rank is not judged."""
+"""Fewest own times that are such a past: with fewer the rank is not judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,15 +201,18 @@ class _Track:
 
 @dataclass(slots=True)
 class PeerGroup:
-    """The test of the ranks of one pipeline stage.
+    """The test of the ranks of one pipeline stage, or of ranks that have a stage each.
 
     Attributes:
+        unequal: whether the ranks compute different work, so that only their times over their past are comparable.
         tracks: by worker.
         noises: by worker, also of earlier processes.
-        histories: by worker, the logarithms of its own times while nothing spoke against it, also of earlier processes.
+        histories: of two ranks, or of unequal ones, by worker: the logarithms of its own times while nothing spoke
+            against it, also of earlier processes; of three unequal ones or more without what a step has in common.
         departures: if there are two ranks, by worker, the logarithms of the newest times over its past.
     """
 
+    unequal: bool = False
     tracks: dict[str, _Track] = field(default_factory=dict)
     noises: dict[str, _Noise] = field(default_factory=dict)
     histories: dict[str, deque[float]] = field(default_factory=dict)
@@ -219,6 +222,11 @@ class PeerGroup:
         """Go on with other processes: forget what speaks against a worker, but not how its times vary."""
         self.tracks.clear()
         self.departures.clear()
+
+    def forget_work(self) -> None:
+        """Go on with ranks of other work: forget also how long it took them."""
+        self.renew()
+        self.histories.clear()
 
     def take(
         self, step: int, times_s: Mapping[str, float], known: Mapping[str, float], *, compute_s: float = FULL_STEP_S
@@ -236,20 +244,24 @@ class PeerGroup:
         weight = min(1.0, compute_s / FULL_STEP_S)
         logs = {worker: math.log(time_s) for worker, time_s in times_s.items()}
         slow = {worker for worker in logs if known.get(worker, 1.0) > 1.0}
-        ratios = self._of_two(logs) if len(logs) == 2 else _of_many(logs)
+        # Of several unequal ranks only two may have reported the step.
+        are_two = len(logs) == 2 and len(self.histories) <= 2
+        ratios = self._of_two(logs) if are_two else _of_many(self._over_past(logs) if self.unequal else logs)
         changes: list[Change] = []
         for worker, ratio in ratios.items():
             track = self.tracks.get(worker)
             if track is None:
                 track = self.tracks[worker] = _Track(self.noises.setdefault(worker, _Noise()))
-            changed = len(logs) > 2 or self._has_changed(logs)
+            changed = not are_two or self._has_changed(logs)
             track.add(ratio, weight, slow=worker in slow)
             change = _judge(track, worker, step, known.get(worker, 1.0), len(logs) - 1, changed=changed)
             if change is not None:
                 changes.append(change)
         self._settle(ratios.keys(), slow | {change.worker for change in changes})
-        if len(logs) == 2:
+        if are_two:
             self._remember(logs, is_steady=not slow and not changes)
+        elif self.unequal:
+            self._remember_each(logs, known, {change.worker for change in changes})
         return changes
 
     def _of_two(self, logs: Mapping[str, float]) -> dict[str, float]:
@@ -267,6 +279,12 @@ class PeerGroup:
         usual = median([own - peer for own, peer in zip(*pasts, strict=True)])
         ratio = logs[one] - logs[other] - usual
         return {one: ratio, other: -ratio}
+
+    def _over_past(self, logs: Mapping[str, float]) -> dict[str, float]:
+        """Return the logarithms over the rank's past, of ranks that have one; none if these are fewer than three."""
+        pasts = {worker: self.histories.get(worker, ()) for worker in logs}
+        known = {w: logs[w] - median(past) for w, past in pasts.items() if len(past) >= LEAST_HISTORY}
+        return known if len(known) > 2 else {}
 
     def _has_changed(self, logs: Mapping[str, float]) -> bool:
         """Return whether, of two ranks, the slower one has become slower, rather than the other one faster."""
@@ -313,6 +331,25 @@ class PeerGroup:
         elif not any(track.evidence for track in tracks):
             for worker, own in logs.items():
                 self.histories[worker].append(own)
+
+    def _remember_each(self, logs: Mapping[str, float], known: Mapping[str, float], changed: Collection[str]) -> None:
+        """Add a step to the past of each rank against which nothing speaks: one hardly shifts the median of many.
+
+        What the step has in common is taken off, since the pasts have not the same steps. A slow worker that has no
+        past here gets what its times would be without the slowdown.
+
+        Args:
+            logs: the logarithms of the step's times.
+            known: worker -> slowdown that was known before the step.
+            changed: workers whose slowdown has just changed.
+        """
+        common = median((self._over_past(logs) or logs).values())
+        for worker, own in logs.items():
+            past = self.histories.setdefault(worker, deque(maxlen=HISTORY))
+            track, slowdown = self.tracks.get(worker), known.get(worker, 1.0)
+            may = len(past) < LEAST_HISTORY if slowdown > 1.0 else track is None or not track.evidence
+            if may and worker not in changed:
+                past.append(own - common - math.log(slowdown))
 
 
 def quantised(slowdown: float) -> float:
