@@ -1,5 +1,8 @@
 """Simulated nodes, all in one process: each has a connection, a key, a probe listener and heartbeats, and no rank.
 
+A node is a few objects and no task of its own: one task sends the heartbeats of all of them, each in its turn of the
+interval. The parts of a heartbeat that do not change between two commands are written once.
+
     python -m benchmarks.fleet.nodes KEYS URL COUNT WORKERS INTERVAL_S
 
 A node asks for admission, answers probes and is greeted as an agent does, by the agent's own code, and carries out
@@ -10,6 +13,7 @@ the answer to it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import logging
@@ -20,14 +24,14 @@ import time
 import uuid
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fleet.wire import CONNECTING, Wire
 from services.agent.cluster.admission import Admission
 from services.agent.cluster.probe import ProbeServer
 from shared.bus import credentials
-from shared.bus.connection import Bus
+from shared.bus.connection import PING_INTERVAL_S
 from shared.bus.endpoints import Codec, Endpoint
 from shared.errors import Unavailable
 from shared.events.worker_runs import full_members
@@ -36,12 +40,18 @@ from shared.messages.admission import Hello
 from shared.messages.commands import COMMANDS, LEFTOVERS, Reply, WorkerResult
 from shared.messages.node_files import FILES, FilesAnswer, FilesReply
 from shared.messages.self_test import SELF_TEST, SelfTest, SelfTestResult
-from shared.messages.signals import HEARTBEATS, SIGNALS, Heartbeat, ProcessExited, StepReport, WorkerStatus
+from shared.messages.signals import HEARTBEATS, SIGNALS, Heartbeat, ProcessExited, WorkerStatus
 from shared.messages.stacks import STACKS, StacksReply, StacksRequest
 from shared.model import utc_now
 
 STEP_S = 2.0
 """A step of the simulated task: that of a large model, so that each heartbeat has another progress, and few a step."""
+
+MICRO_BATCH_S = STEP_S / 4
+"""Time between two reports of progress."""
+
+TURN_S = 0.02
+"""Pause between two looks at whose heartbeat is due."""
 
 NODES_OF_A_DOMAIN = 16
 
@@ -61,18 +71,29 @@ _COMMANDS, _LEFTOVERS = (
 )
 
 
-@lru_cache(maxsize=8)
-def _ranks(members: str) -> dict[str, dict[str, int]]:
+_stages: dict[tuple[str, int], dict[str, dict[str, int]]] = {}
+"""Node -> worker -> rank, of the newest stages by plan and generation: each is read once, and not for each node."""
+
+
+def _ranks(plan: str, generation: int, members: Any) -> dict[str, dict[str, int]]:
     """Return node -> worker -> rank of a stage's members."""
-    found: dict[str, dict[str, int]] = {}
-    for member in full_members(json.loads(members)):
-        found.setdefault(member["node"], {})[member["worker"]] = member["rank"]
-    return found
+    if (plan, generation) not in _stages:
+        found: dict[str, dict[str, int]] = {}
+        for member in full_members(members):
+            found.setdefault(member["node"], {})[member["worker"]] = member["rank"]
+        while len(_stages) >= 8:
+            del _stages[next(iter(_stages))]
+        _stages[plan, generation] = found
+    return _stages[plan, generation]
+
+
+_STEP, _DONE, _AGE_S = 900_001, 900_002, 900_003.5
+"""What stands in a heartbeat's text, as it is written once, for the numbers that every heartbeat has anew."""
 
 
 @dataclass
 class Worker:
-    """What a rank on it would report. ``since_s``: when it began to train, by the monotonic clock."""
+    """What a rank on it would report."""
 
     name: str
     state: str = "idle"
@@ -81,16 +102,11 @@ class Worker:
     rank: int | None = None
     pid: int | None = None
     step: int = 0
-    since_s: float = 0.0
 
-    def steps(self) -> int:
-        """Return how many steps it has done since it began to train."""
-        return int((time.monotonic() - self.since_s) / STEP_S) if self.state == "training" else 0
-
-    def status(self) -> WorkerStatus:
-        """Return its part of a heartbeat."""
+    def text(self) -> str:
+        """Return its part of a heartbeat, with ``%(name)s`` for each number that changes while it trains."""
         if self.task is None:
-            return WorkerStatus(worker=self.name)
+            return WorkerStatus(worker=self.name).model_dump_json()
         known: dict[str, Any] = {
             "worker": self.name,
             "state": self.state,
@@ -98,18 +114,16 @@ class Worker:
             "generation": self.generation,
             "rank": self.rank,
             "pid": self.pid,
-            "step": self.step + self.steps(),
+            "step": _STEP if self.state == "training" else self.step,
             "process_state": "S",
         }
         if self.state == "training":
-            done = self.steps()
-            known |= {"phase": "compute", "micro_batch": 0, "progress_age_s": 0.05, "gaps_s": {"compute": 0.1}}
-            known |= {"steps_timed": done, "steps_done": done, "step_s": STEP_S if done else None}
-            known["steps"] = [
-                StepReport(self.step + number, 0.8 * STEP_S, 4, *((STEP_S, 3.0) if self.rank == 0 else ()))
-                for number in range(max(1, done - 1), done + 1)
-            ]
-        return WorkerStatus.model_construct(**known)
+            known |= {"phase": "compute", "micro_batch": 0, "progress_age_s": _AGE_S, "gaps_s": {"compute": 0.1}}
+            known |= {"steps_timed": _DONE, "steps_done": _DONE, "step_s": STEP_S}
+        text = WorkerStatus.model_construct(**known).model_dump_json()
+        for number, name in ((_STEP, "%(step)d"), (_DONE, "%(done)d"), (_AGE_S, "%(age_s).2f")):
+            text = text.replace(str(number), name)
+        return text.replace('"steps":[]', f'"steps":[%({"losses" if self.rank == 0 else "steps"})s]')
 
 
 @dataclass
@@ -146,11 +160,15 @@ class Node:
         self._credential = credentials.read(keys / "nodes" / f"{self.name}.json")
         self._incarnation, self._supervisor = uuid.uuid4().hex, uuid.uuid4().hex
         self.workers = {f"{self.name}/{slot}": Worker(f"{self.name}/{slot}") for slot in range(workers)}
-        self._beats: asyncio.Task[None] | None = None
+        self._since, self._since_s, self._sequence = 0, 0.0, 0
+        """The step with which its ranks began to train, and when; the number of its newest heartbeat."""
+        self._text = ""
+        """The text of a heartbeat (``Worker.text``); empty: a command has changed something."""
+        self.is_member = False
 
-    async def connect(self, url: str) -> None:
+    async def connect(self, url: str, turn: asyncio.Semaphore) -> None:
         """Connect to NATS, and answer on it."""
-        self._bus = await Bus.connect(url, credential=self._credential, name=f"agent {self.name}", timeout_s=60.0)
+        self.bus = self._bus = Wire(url, self._credential, f"agent {self.name}", turn)
         self._probe = ProbeServer(self._bus, self.name, self._incarnation, IP)
         self._beat = Heartbeat(
             node=self.name,
@@ -171,6 +189,7 @@ class Node:
         await self._bus.serve(FILES, self._files, self.name)
         await self._bus.serve(STACKS, self._stacks, self.name)
         await self._bus.serve(SELF_TEST, self._self_test, self.name)
+        await self._bus.open()
 
     async def join(self) -> None:
         """Ask for admission until it is given, and send heartbeats from then on."""
@@ -182,12 +201,12 @@ class Node:
             supervisor=self._supervisor,
         )
         await Admission(self._bus, hello).obtain()
-        self._beats = asyncio.create_task(self._keep_beating())
+        self.is_member = True
+        await self.publish()
 
     async def end(self) -> None:
         """End as an agent that is killed: its connection breaks, and a probe finds nobody."""
-        if self._beats is not None:
-            self._beats.cancel()
+        self.is_member = False
         self._probe.stop()
         await self._bus.close()
 
@@ -204,31 +223,41 @@ class Node:
             worker=worker.name,
             generation=worker.generation or 0,
             rank=worker.rank,
-            step=worker.step + worker.steps(),
+            step=worker.step + self._done(),
             pid=worker.pid or 0,
             exit_code=-9,
         )
+        self._text = ""
         worker.state, worker.task, worker.rank, worker.pid = "idle", None, None, None
         sent_at = time.time()
         await self._bus.call(SIGNALS, signal, self.name, timeout_s=30.0)
         return sent_at
 
-    async def _keep_beating(self) -> None:
-        due_s = time.monotonic()
-        while True:
-            self._fleet.late_s = max(self._fleet.late_s, time.monotonic() - due_s)
-            await self._publish()
-            due_s = max(due_s + self._fleet.interval_s, time.monotonic() - self._fleet.interval_s)
-            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+    def _done(self) -> int:
+        """Return how many steps its ranks have done since they began to train."""
+        return int((time.monotonic() - self._since_s) / STEP_S)
 
-    async def _publish(self) -> None:
-        statuses = [worker.status() for worker in self.workers.values()]
-        changes = {"sequence": self._beat.sequence + 1, "sent_at": utc_now(), "workers": statuses}
-        self._beat = self._beat.model_copy(update=changes)
-        try:
-            await self._bus.publish(HEARTBEATS, self._beat, self.name)
-        except Unavailable:
-            pass  # the next one follows
+    async def publish(self) -> None:
+        """Send a heartbeat."""
+        if not self._text:
+            rest = self._beat.model_dump_json(exclude={"sequence", "sent_at", "workers"})
+            workers = ",".join(worker.text() for worker in self.workers.values())
+            head = rest.removesuffix("}").replace("%", "%%")
+            self._text = f'{head},"sequence":%(sequence)d,"sent_at":"%(at)s","workers":[{workers}]}}'
+        self._sequence += 1
+        done, age_s = self._done(), (time.monotonic() - self._since_s) % MICRO_BATCH_S
+        steps = [self._since + number for number in range(max(1, done - 1), done + 1)]
+        fields = {
+            "sequence": self._sequence,
+            "at": utc_now().isoformat(),
+            "step": self._since + done,
+            "done": done,
+            "age_s": age_s,
+            "steps": ",".join(f"[{step},{0.8 * STEP_S},4,null,null]" for step in steps),
+            "losses": ",".join(f"[{step},{0.8 * STEP_S},4,{STEP_S},3.0]" for step in steps),
+        }
+        with contextlib.suppress(Unavailable):  # the next one follows
+            await self._bus.send(HEARTBEATS.at(self.name), (self._text % fields).encode())
 
     # ---- what is asked of a node
 
@@ -239,22 +268,29 @@ class Node:
         if kind == "open-store":
             return Reply(**base, host=IP, port=29_500)
         if kind == "configure":
-            ranks = _ranks(json.dumps(command["stage"]["members"])).get(self.name, {})
+            ranks = _ranks(command["plan"], generation, command["stage"]["members"]).get(self.name, {})
             workers = [self.workers[name] for name in ranks]
             for worker in workers:
-                worker.step = max(command["fault_step"], worker.step + worker.steps())
+                self._leave_step(worker)
+            self._since = max(command["fault_step"], *(worker.step for worker in workers))
+            self._since_s = time.monotonic()
+            for worker in workers:
+                worker.step = self._since
                 worker.state, worker.generation, worker.rank = "training", generation, ranks[worker.name]
-                worker.since_s = time.monotonic()
         else:
             workers = [self.workers[name] for name in command["workers"]]
             self._change(kind, workers, command)
         results = {each.name: WorkerResult(pid=each.pid, step=each.step, source="live") for each in workers}
-        await self._publish()
+        self._text = ""
+        await self.publish()
         return Reply(**base, workers=results)
+
+    def _leave_step(self, worker: Worker) -> None:
+        worker.step += self._done() if worker.state == "training" else 0
 
     def _change(self, kind: str, workers: list[Worker], command: dict[str, Any]) -> None:
         for worker in workers:
-            worker.step += worker.steps()
+            self._leave_step(worker)
             if kind == "prepare":
                 self._fleet.pids += 1
                 worker.task, worker.state, worker.pid = command["task"], "ready", self._fleet.pids
@@ -274,6 +310,37 @@ class Node:
         return SelfTestResult(incarnation=self._incarnation)
 
 
+class _Turns:
+    """Whose turn it is, where each of a set of nodes has one in an interval."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s, self._at_s = interval_s, time.monotonic()
+        self._next, self._owed = 0, 0.0
+
+    def due(self, nodes: list[Node]) -> list[Node]:
+        """Return the nodes whose turn has come since the last call: all at most, if that was longer ago."""
+        now_s = time.monotonic()
+        self._owed += (now_s - self._at_s) / self._interval_s * len(nodes)
+        self._at_s, count = now_s, min(int(self._owed), len(nodes))
+        self._owed -= int(self._owed)
+        first, self._next = self._next, self._next + count
+        return [nodes[turn % len(nodes)] for turn in range(first, self._next)]
+
+
+async def _keep_beating(nodes: dict[str, Node], fleet: Fleet) -> None:
+    """Send the heartbeats of all members, spread over the interval, and the pings of all connections."""
+    beats, pings, looked_s = _Turns(fleet.interval_s), _Turns(PING_INTERVAL_S), time.monotonic()
+    while True:
+        ring = list(nodes.values())
+        for node in beats.due(ring):
+            if node.is_member:
+                await node.publish()
+        for node in pings.due(ring):
+            node.bus.ping()
+        await asyncio.sleep(TURN_S)
+        fleet.late_s, looked_s = max(fleet.late_s, time.monotonic() - looked_s - TURN_S), time.monotonic()
+
+
 async def _serve(nodes: dict[str, Node], fleet: Fleet, url: str) -> None:
     """Do what lines of standard input ask for, until it ends."""
     reader = asyncio.StreamReader()
@@ -282,7 +349,8 @@ async def _serve(nodes: dict[str, Node], fleet: Fleet, url: str) -> None:
         request = json.loads(line)
         match request["op"]:
             case "connect":
-                await asyncio.gather(*(node.connect(url) for node in nodes.values()))
+                turn = asyncio.Semaphore(CONNECTING)
+                await asyncio.gather(*(node.connect(url, turn) for node in nodes.values()))
                 answer: dict[str, Any] = {}
             case "join":
                 began_s = time.monotonic()
@@ -311,7 +379,10 @@ async def main(keys: str, url: str, count: str, workers: str, interval_s: str) -
     gc.set_threshold(100_000, 50, 50)
     fleet = Fleet(float(interval_s))
     nodes = [Node(fleet, number, int(workers), Path(keys)) for number in range(int(count))]
-    await _serve({node.name: node for node in nodes}, fleet, url)
+    known = {node.name: node for node in nodes}
+    beats = asyncio.create_task(_keep_beating(known, fleet))
+    await _serve(known, fleet, url)
+    beats.cancel()
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from services.detector.incidents import absences, causes, observations, script_e
 from services.detector.incidents.faults import Fault
 from services.detector.nodes import drains, isolation, kept_copies, leftovers, probing, reports, silence
 from services.detector.nodes.probing import DETECTOR
-from services.detector.progress import hangs, standstill
+from services.detector.progress import calm, hangs, standstill
 from services.detector.state.cluster import Admitted, DetectorState
 from services.detector.state.node import MonitoredNode
 from services.detector.state.task import MonitoredTask
@@ -211,13 +211,15 @@ def _heartbeat(decision: Decision, heartbeat: Heartbeat) -> None:
 def _probed(decision: Decision, probed: Probed) -> None:
     """Take the answer to a request to probe.
 
-    An agent that the detector itself has found to have ended need not wait for the next tick.
+    An agent that the detector itself has found to have ended need not wait for the next tick, unless others that are
+    lost wait for the tick already.
     """
     state, now, question = decision.state, decision.now, probed.question
     probing.take(state, question, probed.outcomes, now, probed.round_trips_s)
     for event in list(online_statistics.of_probe(state, question, probed.round_trips_s, now)):
         decision.add(event)
-    if question.witness == DETECTOR and Outcome.ABSENT in probed.outcomes.values() and not _is_deaf(state, now):
+    found = question.witness == DETECTOR and Outcome.ABSENT in probed.outcomes.values()
+    if found and state.losing_since is None and not _is_deaf(state, now):
         _judge_silence(decision)
 
 
@@ -253,6 +255,11 @@ def _examine(
 ) -> None:
     """Find a fault of a task's ranks. ``find``: looks for a hang; ``ends``: the task's script may end."""
     state, now = decision.state, decision.now
+    if calm.is_calm(state, task, decision.limits.stalls):
+        task.absent_since = {}
+        if not incidents.broken_sockets(decision, task):
+            incidents.examine(decision, task, None)
+        return
     absences.update(state, task, now)
     if (vanished := absences.find(state, task, state.listening_since)) is not None:
         incidents.record(decision, task, vanished)

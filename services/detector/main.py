@@ -69,9 +69,9 @@ _HEARTBEATS_A_TURN = 20
 """How many heartbeats are read in succession. Signals and further messages then have a turn, for which they wait some
 milliseconds."""
 
-_REST_FACTOR = 4.0
-"""Least pause after a tick, as a multiple of the tick's duration. Ticks thus take at most a fifth of the time, however
-many ranks they look at, and the rest is for what nodes send."""
+_REST_FACTOR = 9.0
+"""Least pause after a tick, as a multiple of the tick's duration. Ticks thus take at most a tenth of the time, however
+many nodes they look at, and the rest is for what nodes send."""
 
 TICK_S = 0.1
 """Interval of the search for silent nodes and stalled tasks: a fifteenth of the default node time-out."""

@@ -37,6 +37,10 @@ _BESIDE_INTERRUPTED_STAGE = frozenset({Phase.FREE, Phase.PREPARE, Phase.CONFIGUR
 lost node of the target. The survivors finish their step first, so that it is known which step they have."""
 
 
+_PHASES = tuple(Phase)
+"""The phases in their order, since the class itself is slow to go through: each of thousands of replies does."""
+
+
 def decide(state: State, item: Input, at: datetime) -> tuple[State, list[Effect]]:
     """Return the state after an input and all decisions that are due, and their effects.
 
@@ -72,7 +76,7 @@ def _advance(state: State, task: str, at: datetime) -> tuple[State, list[Effect]
         allowed = frozenset() if _disturbs_survivors(part) else phases.INTERRUPTED_STAGE
         if allowed <= part.done:
             return _fail(state, part, at)
-    for phase in Phase:
+    for phase in _PHASES:
         if phase in part.done or phase not in allowed or not phases.AFTER[phase] <= part.done:
             continue
         after, effects = _advance_phase(state, part, phase, at)

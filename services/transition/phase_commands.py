@@ -43,9 +43,9 @@ def commands(state: State, part: Part, phase: Phase) -> list[Send]:
 def prepare_commands(state: State, part: Part) -> list[Send]:
     """Return ``Prepare`` for each worker that is free now and whose ``Prepare`` was not sent yet."""
     spec = state.task(part.task).spec
-    waiting = phases.unready(part) - phases.preparing(part)
-    if spec is None or not waiting:
+    if spec is None or phases.has_asked_all(part):
         return []
+    waiting = phases.unready(part) - phases.preparing(part)
     waiting -= frozenset(phases.not_yet_free(state, part, waiting))
     return _per_node(
         state, part, Phase.PREPARE, sorted(waiting), lambda base, mine: Prepare(**base, workers=mine, spec=spec)
@@ -64,26 +64,31 @@ def _per_node(
     for worker in workers:
         nodes.setdefault(node_of(worker), []).append(worker)
     timeout_s = state.limits.resume_s if phase in WAITS_FOR_STEP else state.limits.command_s
-    found = []
+    found, generation = [], phases.generation_of(part, phase)
     for node, mine in sorted(nodes.items()):
         if node in state.lost:
             continue
         name = f"{part.task}/{phase}/{node}/{','.join(mine)}/{salt}"
-        base = {
-            "command_id": derived_id(part.plan, "transition-command", name),
-            "plan": part.plan,
-            "task": part.task,
-            "generation": phases.generation_of(part, phase),
-        }
+        base = _about(part, derived_id(part.plan, "transition-command", name), generation)
         found.append(Send(node, build(base, mine), timeout_s, tuple(mine)))
     return found
 
 
+def _about(part: Part, command_id: str, generation: int) -> dict[str, Any]:
+    """Return the fields that all commands have."""
+    return {"command_id": command_id, "plan": part.plan, "task": part.task, "generation": generation}
+
+
 def _hold(state: State, part: Part, phase: Phase) -> list[Send]:
-    lost = phases.to_free(part)
-    return _per_node(
-        state, part, phase, phases.to_hold(part), lambda base, mine: HoldTask(**base, workers=mine, lost=lost)
+    # One command checks who is lost, not each, since all of them name the same workers.
+    alike = HoldTask(
+        **_about(part, part.plan, phases.generation_of(part, phase)), workers=[], lost=phases.to_free(part)
     )
+
+    def build(base: dict[str, Any], mine: list[str]) -> Command:
+        return alike.model_copy(update={**base, "workers": mine})
+
+    return _per_node(state, part, phase, phases.to_hold(part), build)
 
 
 def _free(state: State, part: Part, phase: Phase) -> list[Send]:
@@ -130,10 +135,7 @@ def _configure(state: State, part: Part, phase: Phase) -> list[Send]:
     store, task = run.replies[-1], state.task(part.task)
     # One node checks, not each, since the check names all members.
     alike = ConfigureTask(
-        command_id=part.plan,
-        plan=part.plan,
-        task=part.task,
-        generation=stage.generation,
+        **_about(part, part.plan, stage.generation),
         stage=stage,
         store_host=store.host,
         store_port=store.port,

@@ -163,6 +163,16 @@ def preparing(part: Part) -> frozenset[str]:
     return frozenset().union(*(send.workers for send in run.outstanding.values())) if run else frozenset()
 
 
+def has_asked_all(part: Part) -> bool:
+    """Whether each worker of ``change.prepare`` is ready, or its ``Prepare`` is unanswered.
+
+    No worker is both, so it is enough to count: each of thousands of replies leads here.
+    """
+    run = part.runs.get(Phase.PREPARE)
+    asked = sum(len(send.workers) for send in run.outstanding.values()) if run else 0
+    return len(part.ready) + asked == len(part.change.prepare)
+
+
 def is_held_back(part: Part, at: datetime) -> bool:
     """Return whether the part has to wait before it starts processes or retries, since the same failure came again."""
     until = part.change.not_before

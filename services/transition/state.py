@@ -163,8 +163,10 @@ class PhaseRun:
 
     def without(self, command_ids: Iterable[str]) -> PhaseRun:
         """Return the run without these outstanding commands."""
-        gone = frozenset(command_ids)
-        return replace(self, outstanding={cid: send for cid, send in self.outstanding.items() if cid not in gone})
+        left = dict(self.outstanding)
+        for command_id in command_ids:
+            left.pop(command_id, None)
+        return replace(self, outstanding=left)
 
 
 @dataclass(frozen=True, slots=True)

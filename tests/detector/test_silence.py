@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.detector.nodes.probing import DETECTOR, ProbeQuestion
-from services.detector.nodes.silence import reachability
+from services.detector.nodes.silence import MAX_OWN_PROBES, reachability
 from services.detector.state.progress_gaps import FIRST_STEPS, WARM_UP
 from shared.events.severities import ErrorKind
 from shared.events.union import ErrorDetected, TaskFailed, TaskFinished
@@ -81,6 +81,16 @@ def test_nodes_that_fall_silent_together_are_logged_together_though_their_last_h
     assert [event.answered_with for event in lost] == [last, last, last, None]
     # Nobody waits for a node that is silent for another reason, nor longer than one interval of heartbeats.
     assert max(found.values()) <= SOON_S + LIMITS.heartbeat_interval_s
+
+
+def test_agents_that_end_together_are_logged_together_however_many_the_detector_has_to_probe() -> None:
+    world = World(2 * MAX_OWN_PROBES + 4)
+    world.here = set(world.names)  # nobody else tells that their agents have ended
+    world.ended = set(world.names[2:])
+    found = world.run_until_lost(10.0)
+    assert found.keys() == world.ended
+    assert len(set(found.values())) == 1
+    assert max(found.values()) <= TIMEOUT_S
 
 
 def test_a_plan_for_the_last_of_several_losses_answers_them_all() -> None:

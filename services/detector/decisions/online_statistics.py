@@ -71,9 +71,7 @@ def ask(state: DetectorState, now: datetime) -> list[ProbeQuestion]:
     state.round_trips.forget(state.tasks)
     questions = []
     for task in state.running():
-        ranks = {member.node: member.rank for member in sorted(task.members.values(), key=lambda m: -m.rank)}
-        nodes = sorted(ranks, key=lambda node: ranks[node])
-        for one, other in state.round_trips.due(task.name, task.generation, nodes, now.timestamp()):
+        for one, other in state.round_trips.due(task.name, task.generation, task.nodes(), now.timestamp()):
             questions += probing.ask(state, [one], [other], now)
     return questions
 

@@ -38,7 +38,7 @@ def update(state: DetectorState, task: MonitoredTask, now: datetime) -> None:
         task.absent_since = {}  # the others' scripts have ended: any other end of a process is signalled
         return
     statuses = state.statuses(task)
-    absent = [w for w in _expected(task) if _is_absent(state, task, task.members[w], statuses.get(w))]
+    absent = [w for w in expected(task) if _is_absent(state, task, task.members[w], statuses.get(w))]
     task.absent_since = {worker: task.absent_since.get(worker, now) for worker in absent}
 
 
@@ -74,7 +74,7 @@ def find(state: DetectorState, task: MonitoredTask, listening_since: datetime) -
     )
 
 
-def _expected(task: MonitoredTask) -> list[str]:
+def expected(task: MonitoredTask) -> list[str]:
     """Return the members that must have a process now: all, or those that stay in the plan that is carried out."""
     if task.change is None:
         return list(task.members)

@@ -59,7 +59,8 @@ def ask(
 
 def can_probe(state: DetectorState, witness: str) -> bool:
     """Return whether a witness can be asked to probe: an agent that answers probes also knows requests to probe."""
-    return witness == DETECTOR or target(state, witness) is not None
+    node = state.nodes.get(witness)
+    return witness == DETECTOR or (node is not None and bool(node.probe))
 
 
 def take(

@@ -39,7 +39,8 @@ MAX_WITNESSES = 5
 """Most witnesses that are asked about a node at a time: a majority of them would have to fail in the same second."""
 
 MAX_OWN_PROBES = 32
-"""Most nodes that the detector probes itself at a time. Its probes ask whether its own link works; a few tell that."""
+"""Most nodes that the detector probes itself at a time, each with several connections (``probes.CONNECTIONS``). A probe
+of a machine that answers takes milliseconds, so hundreds of agents that end together are found within a second."""
 
 ONE_FAULT_S = 60.0
 """Time after the isolation of a node within which its loss belongs to the same incident: a machine that is about to
@@ -107,7 +108,7 @@ def judge(state: DetectorState, limits: SilenceLimits, listening_since: datetime
     """
     found = Found()
     look = _look(state, limits, listening_since, now)
-    found.questions = _questions(state, limits, look)
+    found.questions = _questions(state, limits, listening_since, look)
     for name, silent_s in look.silent_s.items():
         node, limit = state.nodes[name], look.limits.get(name)
         if limit is None or silent_s < limit.ask_s:
@@ -214,21 +215,22 @@ def _reached_by(state: DetectorState, name: str, since: datetime) -> list[str]:
 
 
 def _look(state: DetectorState, limits: SilenceLimits, listening_since: datetime, now: datetime) -> _Now:
-    silent_s = {}
-    for node in state.nodes.values():
-        if node.present:
-            since = max(node.silent_since or listening_since, listening_since)
-            silent_s[node.name] = (now - since).total_seconds()
-    own = {name: limits.of(node) for name, s in silent_s.items() if s >= limits.earliest_s(node := state.nodes[name])}
-    speaking = {name for name in silent_s if _speaks(state.nodes[name], limits, now)}
-    apart = {name for name in silent_s if not _is_here(state.nodes[name], limits)}
+    # This is one loop, since every tick looks at all nodes.
+    silent_s: dict[str, float] = {}
+    own, speaking, apart, speaks_s = {}, set(), set(), limits.speaks_s
+    for name, node in state.nodes.items():
+        if not node.present:
+            continue
+        silent_s[name] = seconds = (now - max(node.silent_since or listening_since, listening_since)).total_seconds()
+        if seconds >= limits.earliest_s(node):
+            own[name] = limits.of(node)
+        if node.heard_at is not None and (now - node.heard_at).total_seconds() <= speaks_s:
+            speaking.add(name)
+        if not _is_here(node, limits):
+            apart.add(name)
     impartial = (speaking & apart) - state.isolated.keys()
     able = {name for name in impartial if probing.can_probe(state, name)}
     return _Now(now, silent_s, own, speaking, apart, sorted(able), bool(impartial - able))
-
-
-def _speaks(node: MonitoredNode, limits: SilenceLimits, now: datetime) -> bool:
-    return node.heard_at is not None and (now - node.heard_at).total_seconds() <= limits.speaks_s
 
 
 def _is_here(node: MonitoredNode, limits: SilenceLimits) -> bool:
@@ -239,30 +241,52 @@ def _is_here(node: MonitoredNode, limits: SilenceLimits) -> bool:
 # ---- questions
 
 
-def _questions(state: DetectorState, limits: SilenceLimits, look: _Now) -> list[ProbeQuestion]:
+def _questions(
+    state: DetectorState, limits: SilenceLimits, listening_since: datetime, look: _Now
+) -> list[ProbeQuestion]:
     """Return the questions that are due: about each silent node, to witnesses that have just been heard."""
-    due = [
-        name
-        for name, seconds in look.silent_s.items()
-        if (limit := look.limits.get(name)) and seconds >= limit.ask_s and _is_due(state, name, limits, look)
+    overdue = [
+        name for name, seconds in look.silent_s.items() if (limit := look.limits.get(name)) and seconds >= limit.ask_s
     ]
-    if not due:
-        return []
-    fresh = [name for name in look.witnesses if look.silent_s[name] < limits.ask_s]
-    asked = _choose(state, fresh)
-    for name in due:
-        node = state.nodes[name]
-        node.asked_at = look.at
-        if asked and node.asked_since is None:
-            node.asked_since = look.at
-    questions = probing.ask(state, asked, due, look.at, limits.probe_timeout_s)
-    for name in due[:MAX_OWN_PROBES]:  # one by one: an agent that has ended is known before an agent that is silent
+    due = [name for name in overdue if _is_due(state.nodes[name].asked_at, limits, look)]
+    questions: list[ProbeQuestion] = []
+    if due:
+        asked = _choose(state, [name for name in look.witnesses if look.silent_s[name] < limits.ask_s])
+        for name in due:
+            node = state.nodes[name]
+            node.asked_at = look.at
+            if asked and node.asked_since is None:
+                node.asked_since = look.at
+        questions = probing.ask(state, asked, due, look.at, limits.probe_timeout_s)
+    for name in _probed_next(state, overdue, limits, listening_since, look):
+        # One by one: an agent that has ended is known before an agent that is silent.
         questions += probing.ask(state, [DETECTOR], [name], look.at, limits.probe_timeout_s)
     return questions
 
 
-def _is_due(state: DetectorState, name: str, limits: SilenceLimits, look: _Now) -> bool:
-    asked_at = state.nodes[name].asked_at
+def _probed_next(
+    state: DetectorState, overdue: Sequence[str], limits: SilenceLimits, listening_since: datetime, look: _Now
+) -> list[str]:
+    """Return the nodes that the detector probes itself now: those that it has not probed in this silence come first.
+
+    So of many nodes that end together all are known to have ended before the first of these losses is logged.
+    """
+    due: list[str] = []
+    again: list[str] = []
+    pending = 0
+    for name in overdue:
+        node = state.nodes[name]
+        since, at = _evidence_since(node, listening_since), node.witnesses.get(DETECTOR)
+        if at is None or at <= since:
+            due.append(name)
+        elif probing.is_pending(state, DETECTOR, name, since):
+            pending += 1
+        elif _is_due(at, limits, look) and _ended(state, node, since) is None:
+            again.append(name)
+    return [*due, *again][: max(0, MAX_OWN_PROBES - pending)]
+
+
+def _is_due(asked_at: datetime | None, limits: SilenceLimits, look: _Now) -> bool:
     return asked_at is None or (look.at - asked_at).total_seconds() >= limits.ask_s
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from services.detector.progress import hangs
+from services.detector.progress import calm, hangs
 from services.detector.state.cluster import DetectorState
 from services.detector.state.stalls import StallLimits
 from services.detector.state.task import Standstill
@@ -99,6 +99,8 @@ def suspect(state: DetectorState, limits: StallLimits, now: datetime) -> list[St
     questions: list[StacksQuestion] = []
     seen: set[str] = set()
     for task in (*state.running(), *state.moving()):
+        if calm.is_calm(state, task, limits, SUSPICION):
+            continue
         if (found := hangs.suspected(state, task, limits, SUSPICION, now)) is None:
             continue
         statuses, age_s = found

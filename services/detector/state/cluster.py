@@ -200,7 +200,7 @@ class DetectorState:
             if workers:
                 lost[task.name] = LostRanks(
                     workers=workers,
-                    ranks={w: m.rank for w, m in task.members.items() if w in workers},
+                    ranks={m.worker: m.rank for m in sorted(task.members_of(workers), key=lambda m: m.rank)},
                     generation=task.newest_generation(),
                     step=task.step,
                 )

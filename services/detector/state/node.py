@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from pydantic import InstanceOf
 
 from services.detector.state.arrivals import Arrivals
+from services.detector.state.places import Summary
 from services.detector.state.stalls import STOPPED
 from shared.events.union import NodeDraining
 from shared.messages.signals import Heartbeat
@@ -49,6 +50,7 @@ class MonitoredNode:
         unreachable_since: when it was heard last, while it is silent and not lost (``silence.py``).
         adopted_until: end of the time in which a node that was unreachable sends the signals that have waited.
         arrivals: how late its heartbeats have come.
+        summaries: what its newest heartbeat says of each task (``calm.py``).
     """
 
     name: str
@@ -81,6 +83,7 @@ class MonitoredNode:
     unreachable_since: datetime | None = None
     adopted_until: datetime | None = None
     arrivals: Unlogged[InstanceOf[Arrivals]] = field(default_factory=Arrivals, compare=False, repr=False)
+    summaries: Unlogged[dict[str, Summary]] = field(default_factory=dict, compare=False, repr=False)
 
     def has_newer(self, heartbeat: Heartbeat) -> bool:
         """Return whether a later heartbeat of the same agent has been received, or this very one."""
@@ -101,6 +104,7 @@ class MonitoredNode:
                 self.arrivals.note((now - self.heard_at).total_seconds(), known.interval_s)
         self.heard_at = now if self.heard_at is None else max(now, self.heard_at)
         self.heartbeat, self.probe, self.network = heartbeat, heartbeat.probe, heartbeat.network
+        self.summaries.clear()
         self.asked_since = None
         stopped = [w.pid for w in heartbeat.workers if w.pid is not None and w.process_state in STOPPED]
         self.stopped = {pid: self.stopped.get(pid, now) for pid in stopped}
@@ -113,7 +117,10 @@ class MonitoredNode:
     @property
     def silent_since(self) -> datetime | None:
         """The time from which its silence counts; None before its first heartbeat, unless it is excused."""
-        return max((at for at in (self.heard_at, self.excused_until) if at is not None), default=None)
+        heard_at, excused_until = self.heard_at, self.excused_until
+        if heard_at is None or excused_until is None:
+            return heard_at or excused_until
+        return max(heard_at, excused_until)
 
     def stopped_s(self, pid: int | None, now: datetime) -> float:
         """Return for how many seconds a process has been seen stopped; 0 if it was not.

@@ -117,8 +117,7 @@ class StepStatistics:
         present = dict(known)
         for step in sorted(self.pending):
             passes = self.pending[step]
-            missing = members.keys() - passes.keys() - self.silent
-            if missing and len(self.pending) <= LATE_STEPS:
+            if len(self.pending) <= LATE_STEPS and self._lacks(passes, members):
                 break
             del self.pending[step]
             self.judged, self.silent = step, frozenset(members.keys() - passes.keys())
@@ -132,6 +131,15 @@ class StepStatistics:
                 found += changes
                 present |= {change.worker: change.slowdown for change in changes}
         return found
+
+    def _lacks(self, passes: Mapping[str, Passes], members: Mapping[str, Member]) -> bool:
+        """Return whether a member is missing from a step's passes that reported the step before.
+
+        Every status of every rank leads here. So the members are looked through only once there are enough reports.
+        """
+        if len(passes) + len(self.silent) < len(members):
+            return True
+        return bool(members.keys() - passes.keys() - self.silent)
 
 
 def _in_stage(layout: Layout) -> int:

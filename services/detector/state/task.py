@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from statistics import pstdev
@@ -12,6 +12,7 @@ from pydantic import InstanceOf
 
 from services.detector.state.anomalies import OpenAnomaly
 from services.detector.state.known_errors import FailureHistory, KnownError
+from services.detector.state.places import Place
 from services.detector.state.progress_gaps import ProgressGaps, ProgressHistory
 from services.detector.state.regressions import TaskRates
 from services.detector.state.step_statistics import StepStatistics
@@ -167,6 +168,14 @@ class MonitoredTask:
     statistics: Unlogged[StepStatistics] = field(default_factory=StepStatistics, compare=False, repr=False)
     _concerned: Unlogged[tuple[TaskChange, frozenset[str]] | None] = field(default=None, compare=False, repr=False)
     """The plan's change for which ``concerned`` was computed last, and the workers."""
+    _on_nodes: Unlogged[tuple[dict[str, Member], TaskChange | None, dict[str, list[str]]] | None] = field(
+        default=None, compare=False, repr=False
+    )
+    _nodes: Unlogged[tuple[dict[str, Member], list[str]] | None] = field(default=None, compare=False, repr=False)
+    places: Unlogged[tuple[dict[str, Member], TaskChange | None, dict[str, Place]] | None] = field(
+        default=None, compare=False, repr=False
+    )
+    """The members and the plan's change for which ``calm.py`` has listed the workers of each node, and these."""
 
     def forget_older_generations(self) -> None:
         """Leave out the recorded events that cannot be found again: faults and signals of older generations."""
@@ -192,7 +201,28 @@ class MonitoredTask:
 
     def workers_on(self, node: str) -> list[str]:
         """Return the workers of a node that matter to the task now, sorted; none once the task has ended."""
-        return [] if self.ended else sorted(w for w in self.concerned() if w.startswith(f"{node}/"))
+        return [] if self.ended else self._by_node().get(node, [])
+
+    def _by_node(self) -> dict[str, list[str]]:
+        """Return the workers that matter to the task now, sorted, by node; computed once for each plan and stage."""
+        known = self._on_nodes
+        if known is None or known[0] is not self.members or known[1] is not self.change:
+            found: dict[str, list[str]] = {}
+            for worker in sorted(self.concerned()):
+                found.setdefault(worker.rpartition("/")[0], []).append(worker)
+            known = self._on_nodes = (self.members, self.change, found)
+        return known[2]
+
+    def members_of(self, workers: Iterable[str]) -> list[Member]:
+        """Return the members among some workers."""
+        return [member for worker in workers if (member := self.members.get(worker)) is not None]
+
+    def nodes(self) -> list[str]:
+        """Return the nodes of the members, in the order of their lowest ranks; computed once for each stage."""
+        if self._nodes is None or self._nodes[0] is not self.members:
+            ranked = sorted(self.members.values(), key=lambda member: member.rank)
+            self._nodes = (self.members, list(dict.fromkeys(member.node for member in ranked)))
+        return self._nodes[1]
 
     def identify(self, identity: dict[str, str]) -> None:
         """Note what the task's members have agreed to be."""
