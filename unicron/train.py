@@ -29,6 +29,12 @@ LEFT_EARLY = (
 )
 
 
+OWN_GROUP = (
+    "the script calls init_process_group, as under torchrun, before this process has a rank: delete the call. The "
+    "process group is made anew in each generation, in the loop over run.steps(), and run.generation has rank and size"
+)
+
+
 def train(spec_path: Path, *, directory: str = "", resume: str = "", data_directory: Path | None = None) -> None:
     """Train the task of a specification to its end.
 
@@ -127,6 +133,7 @@ def run_script(script: str, arguments: Sequence[str] = (), *, module: str = "", 
 
     Raises:
         SeamDiffers: Megatron-LM, or megatron-bridge, is not of a version that its adapter knows.
+        WrongLoop: the script makes a process group of its own, for which an agent has given this process no rank yet.
     """
     path = Path(script).resolve()
     sys.argv = [str(path), *arguments]
@@ -139,10 +146,15 @@ def run_script(script: str, arguments: Sequence[str] = (), *, module: str = "", 
         from unicron.bridge import script as bridge
 
         bridge.replace_pretrain()
-    if module:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(str(path), run_name="__main__")
+    try:
+        if module:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(str(path), run_name="__main__")
+    except ValueError as error:
+        if environment.RANK in os.environ or "env:// rendezvous" not in str(error):
+            raise
+        raise WrongLoop(OWN_GROUP).with_traceback(error.__traceback__) from None
 
 
 def _folder_of(script: str, module: str) -> str:

@@ -228,6 +228,8 @@ def _lacking(spec: Mapping[str, Any], found: Checked) -> Iterator[str]:
     for field in _OPTIONS:
         part, _, name = field.partition(".")
         value = spec.get(part)
+        if part == "model" and value is None and found.script.loop is Loop.LIBRARY:
+            continue  # it may be left out where a replica is one worker, which the specification checks
         if value is None or (name and name not in value):
             if field != "batch.micro" or found.script.loop is Loop.MEGATRON_LM:  # elsewhere it has a default
                 yield field

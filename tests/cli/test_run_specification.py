@@ -86,8 +86,14 @@ def test_a_loop_on_the_library_has_the_rest_in_a_file(folder: Path) -> None:
     with pytest.raises(InvalidInput) as refused:
         of("healed.py")
     fields = [error["field"] for error in refused.value.extra["errors"]]
-    assert fields == ["model.layers", "model.hidden", "model.heads", "model.sequence_length", "batch.global", "steps"]
+    assert fields == ["batch.global", "steps"]
     assert "--spec FILE" in refused.value.detail
+    without_model = {"batch": {"global": 8}, "steps": 20}
+    assert not parse_spec(of("healed.py", base=without_model, workers=2)).model_known
+    with pytest.raises(InvalidInput, match="tensor and pipeline above 1 need model"):
+        parse_spec(of("healed.py", base=without_model | {"parallel": {"tensor": 2}}, workers=2))
+    with pytest.raises(InvalidInput, match=r"model\.heads"):
+        of("healed.py", base=REST | {"model": {"layers": 1, "hidden": 8, "sequence_length": 1}}, workers=2)
     spec = of("healed.py --lr 1", base=REST | {"weight": 2.0, "workers": {"min": 2}}, workers=4, env={"A": "1"})
     assert spec == REST | {
         "name": "healed", "script": str(folder / "healed.py"), "arguments": ["--lr", "1"], "weight": 2.0,

@@ -18,12 +18,17 @@ except SyntaxError as err:
     raise ExceptionGroup("several", [RuntimeError("no configuration"), err])
 """
 
+ATTACH = "import unicron; unicron.attach(steps=6, micro_batches=12, build=lambda tensor, pipeline: None)"
+
 AT_START = [
     ("import no_such_module", "refused", "ModuleNotFoundError", "No module named 'no_such_module'"),
     ("from os import no_such_name", "refused", "ImportError", "cannot import name 'no_such_name'"),
     ("def broken(:", "refused", "SyntaxError", "invalid syntax"),
     ("open('/no/such/file')", "refused", "FileNotFoundError", "/no/such/file"),
     ("raise ValueError('unlucky')", "exception", "ValueError", "unlucky"),
+    ("import torch.distributed as dist; dist.init_process_group('gloo')", "refused", "WrongLoop", "delete the call"),
+    (f"{ATTACH}.model", "refused", "WrongLoop", "the first step of run.steps()"),
+    (f"{ATTACH}.generation", "refused", "WrongLoop", "the first step of run.steps()"),
 ]
 """A script, and what its rank reports: kind, error, part of the detail."""
 
@@ -64,7 +69,7 @@ async def test_a_script_that_cannot_start_is_refused(tmp_path: Path, spec_file: 
             (raised,) = a.of(Raised, f"w{number}")
             assert (raised.kind, raised.error, raised.generation) == (kind, error, 0)
             assert detail in raised.detail
-            assert raised.traceback.splitlines()[-1].startswith(error)
+            assert raised.traceback.splitlines()[-1].startswith((error, f"unicron.errors.{error}"))
             assert a.exits[f"w{number}"][1] == 1
 
 

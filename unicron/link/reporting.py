@@ -14,6 +14,7 @@ from unicron.errors import (
     NonFiniteValue,
     UnsupportedModel,
     UnsupportedState,
+    WrongLoop,
 )
 from unicron.link.agent_link import AgentLink
 from unicron.link.lacks import Lack, lack_of
@@ -46,9 +47,9 @@ def is_communication(error: BaseException) -> bool:
 REFUSALS = (InvalidSpec, UnsupportedModel, UnsupportedState)
 """Errors that say, whenever they are raised, that the task cannot run as specified."""
 
-REFUSALS_AT_START = (ImportError, SyntaxError, FileNotFoundError)
-"""Errors that say so of a process that has not joined a generation yet: it lacks a module or a file, or its script is
-not Python. Later they are ordinary exceptions."""
+REFUSALS_AT_START = (ImportError, SyntaxError, FileNotFoundError, WrongLoop)
+"""Errors that say so of a process that has not joined a generation yet: it lacks a module or a file, its script is not
+Python, or uses the library wrongly. Later they are ordinary exceptions."""
 
 
 def kind(error: BaseException, *, starting: bool = False) -> str:

@@ -136,14 +136,27 @@ class Training:
 
     @property
     def rank_state(self) -> RankState:
-        """The rank's state; there is one from the first generation on."""
-        assert self._joiner.rank_state is not None
+        """The rank's state.
+
+        Raises:
+            WrongLoop: there is none before the first generation.
+        """
+        if self._joiner.rank_state is None:
+            raise WrongLoop(
+                "run.model and run.optimizer are there from the first step of run.steps() on, before which build(...) "
+                "makes them"
+            )
         return self._joiner.rank_state
 
     @property
     def configure(self) -> Configure:
-        """The generation that this process is in."""
-        assert self._configure is not None
+        """The generation that this process is in.
+
+        Raises:
+            WrongLoop: it has joined none.
+        """
+        if self._configure is None:
+            raise WrongLoop("run.generation is there from the first step of run.steps() on: there is none before it")
         return self._configure
 
     def _applied(self) -> int:
