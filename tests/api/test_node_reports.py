@@ -231,9 +231,9 @@ def test_a_node_shows_what_has_followed_from_a_report() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 400.0), st.sampled_from(["warning", "error"])), max_size=30))
-def test_a_report_that_is_told_every_moment_is_renewed_twice_in_its_life_at_most(told: list[tuple[float, str]]) -> None:
+def test_a_report_that_is_told_every_moment_is_seldom_renewed(reports: list[tuple[float, str]]) -> None:
     history, seconds, events, grave = History(), 0.0, 0, 0
-    for after_s, severity in told:
+    for after_s, severity in reports:
         seconds += after_s
         at = START + timedelta(seconds=seconds)
         event = NodeReported(

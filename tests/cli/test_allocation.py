@@ -311,9 +311,9 @@ async def test_the_margin_leaves_a_short_job_most_of_its_time(
 
 async def test_a_limit_that_is_put_off_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cli.launch.time_limit.asyncio.sleep", short_sleep)
-    told = iter([100.5, 400.0])
+    answers = iter([100.5, 400.0])
     with Interrupts() as interrupts:
         with pytest.raises(Slept) as slept:
-            await interrupt_before_limit(interrupts, 100.0, lambda: next(told))
+            await interrupt_before_limit(interrupts, 100.0, lambda: next(answers))
         assert slept.value.seconds == pytest.approx(300.0, abs=1.0)
         assert not interrupts.at_limit
