@@ -51,9 +51,10 @@ LONG_STEPS: Record = {
 """Steps of 0.1 to 0.3 s for stragglers: heartbeats report every step that takes 40 ms. In a micro-batch of less than a
 millisecond the noise of the machine's scheduler is larger than 1.3, and real ones take a second."""
 
-IN_REPLICAS: Record = {**LONG_STEPS, "parallel": {"tensor": 2, "pipeline": 2}}
-"""Each rank computes a quarter of a micro-batch, for 0.1 s a step. Here a slow rank computes more, on the same cores as
-all others: nothing but the time of its own thread tells who it is."""
+IN_REPLICAS: Record = {**LONG_STEPS, "batch": {"global": 24, "micro": 6}, "parallel": {"tensor": 2, "pipeline": 2}}
+"""Each rank computes for 0.1 s a step. A replica has two micro-batches, of which no deal by speed is better than the
+equal one: nothing but the slow rank changes. A slow rank computes more here, on the same cores as all others, so only
+the time of its own thread tells who it is."""
 
 MANY, SOME = 200, 30
 """Injections of a class: of kill and exception, of the others."""

@@ -16,6 +16,7 @@ from tests.unicron.contract.ranks import End, Rank, run
 from tests.unicron.harness import agent
 from tests.unicron.test_one_rank import QUICK
 from unicron.link import issuing
+from unicron.megatron import cpu
 from unicron.process.run_queue import run_queue_wait_s
 from unicron.protocol.messages import Progress
 from unicron.training import compute_time
@@ -175,24 +176,31 @@ def test_measuring_takes_at_most_two_thousandths_of_the_time(moment_s: float, ev
 
 
 def two_ranks(rank: Rank) -> None:
-    """Watch two ranks; a tick of their clock is a moment."""
-    issuing.guard([dist.group.WORLD])
+    """Count the moments of each call; what waits for a peer has one before and one behind it."""
+    cpu.enable()
+    from megatron.core.tensor_parallel import mappings
+
+    group = dist.group.WORLD
+    issuing.guard([group])
     stream = Device()
     timer = stream.timer()
     timer.begin(1, alone=False)
+    shard = torch.ones(1, 2, requires_grad=True)
     noted = []
     for call in (
-        lambda: dist.all_reduce(torch.ones(1)),
         lambda: dist.all_reduce(torch.ones(1), async_op=True).wait(),
+        lambda: mappings.reduce_from_tensor_model_parallel_region(torch.ones(1), group),
+        lambda: mappings.gather_from_sequence_parallel_region(shard, group=group).sum().backward(),
         lambda: [work.wait() for work in dist.batch_isend_irecv(exchange(rank))],
-        lambda: dist.all_gather_into_tensor(torch.empty(2), torch.ones(1)),
     ):
         before = stream.noted
         call()
         noted.append(stream.noted - before)
     timer.end()
-    assert all(noted), noted
-    assert noted[1] == 2, "where the stream goes on beside a collective, only the wait counts"
+    # An asynchronous call waits in ``wait`` alone. Torch waits for a synchronous one of this backend, which returns a
+    # work, once more. The backward pass of a gather is a reduce-scatter.
+    assert noted[:3] == [2, 4, 8]
+    assert noted[3] >= 2, "pipelines wait for a batch of sends and receives"
 
 
 def exchange(rank: Rank) -> list[dist.P2POp]:
