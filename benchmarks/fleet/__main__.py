@@ -143,6 +143,8 @@ class Lab:
         self.report, self.stack, self.simulator, self.log, self.nodes = report, stack, simulator, log, nodes
         self.expected: list[str] = []
         """Incidents that the benchmark itself has caused."""
+        self._records: list[Recorded] = []
+        """The log as far as it was read: a look at a fleet's log each tenth of a second would load the machine."""
 
     def end(self) -> int:
         """Return the position of the newest event."""
@@ -150,7 +152,8 @@ class Lab:
 
     def since(self, position: int, kind: type[Event] | Any = None) -> list[Recorded]:
         """Return the records behind a position, of one kind."""
-        found = self.log.read(after=position, limit=100_000)
+        self._records += self.log.read(after=len(self._records), limit=100_000)
+        found = self._records[position:]  # positions are gapless
         return [record for record in found if kind is None or isinstance(record.event, kind)]
 
     async def until(self, what: str, condition: Callable[[], Any]) -> Any:
