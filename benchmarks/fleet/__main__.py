@@ -205,19 +205,23 @@ def _complete(lab: Lab, position: int) -> Recorded | None:
     return found[-1] if found else None
 
 
-async def _submit(lab: Lab, client: WaitingClient, corpus: Path, workers: int) -> None:
-    used, position, began = _Used(), lab.end(), time.time()
-    spec = {
+def task_spec(workers: int, corpus: str) -> dict[str, Any]:
+    """Return the task that trains on all workers."""
+    return {
         "name": "all",
         "model": {"layers": 2, "hidden": 64, "heads": 4, "sequence_length": 64},
         "batch": {"global": 32_768, "micro": 1},
         "parallel": {"tensor": 4, "pipeline": 1},
         "steps": 1_000_000,
-        "data": str(corpus),
+        "data": corpus,
         "workers": {"min": 4, "max": workers},
         "checkpoint": {"every": 0},
     }
-    await client.submit(spec)
+
+
+async def _submit(lab: Lab, client: WaitingClient, corpus: Path, workers: int) -> None:
+    used, position, began = _Used(), lab.end(), time.time()
+    await client.submit(task_spec(workers, str(corpus)))
     done = await lab.until("the task trains", lambda: _complete(lab, position))
     decided = lab.since(position, PlanDecided)
     plan = next(one for one in decided if getattr(one.event, "trigger", None) is Trigger.TASK_SUBMITTED)
@@ -368,14 +372,15 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
         await measure_size(nodes, options.workers, options.exits, report)
 
 
-def _sizes(text: str) -> Sequence[int]:
+def sizes(text: str) -> Sequence[int]:
+    """Return the numbers of nodes in an argument."""
     return [at_least(1)(part) for part in text.split(",")]
 
 
 def main() -> int:
     """Run as a script."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--nodes", type=_sizes, default=[40, 250])
+    parser.add_argument("--nodes", type=sizes, default=[40, 250])
     parser.add_argument("--workers", type=at_least(4), default=8)
     parser.add_argument("--exits", type=at_least(1), default=5)
     return run(partial(measure, parser.parse_args()))
