@@ -183,6 +183,7 @@ class Cores:
         reply = COMMANDS.reply.encode(Reply(**about, workers=results, host="127.0.0.1", port=29_500))
         read = self._timed("transition read reply", lambda: COMMANDS.reply.decode(reply))
         self._move(Replied(command.command_id, read, self.now), f"reply to {command.kind}")
+        self._beat(send.node)  # as an agent does when its ranks have changed
 
     def _status(self, worker: str) -> WorkerStatus:
         if worker not in self.ranks or self.training_since is None:
