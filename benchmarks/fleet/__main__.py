@@ -143,6 +143,8 @@ class Lab:
         self.report, self.stack, self.simulator, self.log, self.nodes = report, stack, simulator, log, nodes
         self.expected: list[str] = []
         """Incidents that the benchmark itself has caused."""
+        self._records: list[Recorded] = []
+        """The log as far as it was read: a look at a fleet's log each tenth of a second would load the machine."""
 
     def end(self) -> int:
         """Return the position of the newest event."""
@@ -150,7 +152,8 @@ class Lab:
 
     def since(self, position: int, kind: type[Event] | Any = None) -> list[Recorded]:
         """Return the records behind a position, of one kind."""
-        found = self.log.read(after=position, limit=100_000)
+        self._records += self.log.read(after=len(self._records), limit=100_000)
+        found = self._records[position:]  # positions are gapless
         return [record for record in found if kind is None or isinstance(record.event, kind)]
 
     async def until(self, what: str, condition: Callable[[], Any]) -> Any:
@@ -202,19 +205,23 @@ def _complete(lab: Lab, position: int) -> Recorded | None:
     return found[-1] if found else None
 
 
-async def _submit(lab: Lab, client: WaitingClient, corpus: Path, workers: int) -> None:
-    used, position, began = _Used(), lab.end(), time.time()
-    spec = {
+def task_spec(workers: int, corpus: str) -> dict[str, Any]:
+    """Return the task that trains on all workers."""
+    return {
         "name": "all",
         "model": {"layers": 2, "hidden": 64, "heads": 4, "sequence_length": 64},
         "batch": {"global": 32_768, "micro": 1},
         "parallel": {"tensor": 4, "pipeline": 1},
         "steps": 1_000_000,
-        "data": str(corpus),
+        "data": corpus,
         "workers": {"min": 4, "max": workers},
         "checkpoint": {"every": 0},
     }
-    await client.submit(spec)
+
+
+async def _submit(lab: Lab, client: WaitingClient, corpus: Path, workers: int) -> None:
+    used, position, began = _Used(), lab.end(), time.time()
+    await client.submit(task_spec(workers, str(corpus)))
     done = await lab.until("the task trains", lambda: _complete(lab, position))
     decided = lab.since(position, PlanDecided)
     plan = next(one for one in decided if getattr(one.event, "trigger", None) is Trigger.TASK_SUBMITTED)
@@ -365,14 +372,15 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
         await measure_size(nodes, options.workers, options.exits, report)
 
 
-def _sizes(text: str) -> Sequence[int]:
+def sizes(text: str) -> Sequence[int]:
+    """Return the numbers of nodes in an argument."""
     return [at_least(1)(part) for part in text.split(",")]
 
 
 def main() -> int:
     """Run as a script."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--nodes", type=_sizes, default=[40, 250])
+    parser.add_argument("--nodes", type=sizes, default=[40, 250])
     parser.add_argument("--workers", type=at_least(4), default=8)
     parser.add_argument("--exits", type=at_least(1), default=5)
     return run(partial(measure, parser.parse_args()))

@@ -6,6 +6,7 @@ loop. Requests read a ``LiveState``, which does not change (``services/api/gatew
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
 from collections import Counter
@@ -13,13 +14,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from shared.bus.connection import Bus
+from shared.bus.newest import Newest
 from shared.messages.reachability import STALE_S, Reachability
-from shared.messages.signals import DeviceReading, Heartbeat, WorkerStatus
+from shared.messages.signals import HEARTBEATS, DeviceReading, Heartbeat, WorkerStatus
 from shared.model import utc_now
 from shared.views.documents import SHORTEST_STEP_S
 
 RECENT_STEPS = 10
 """Steps whose median duration is the task's present step time: enough that one slow step does not show as a trend."""
+
+
+UNWATCHED_PER_S = 250
+"""Heartbeats that are read in a second while nobody asks for the live state: those of 1,000 nodes within 4 s. The nodes
+send a few times as many, and no decision depends on them here."""
+
+WATCHED_S = 10.0
+"""For how long after a request all heartbeats are read as they come: the page and ``unicron status --watch`` ask more
+often."""
+
+SLICE = 25
+"""Heartbeats that are read in succession, within a few milliseconds. Requests then have a turn."""
+
+_WITH_READINGS = b'"device_readings":[{'
+"""What the text of a heartbeat has that says how devices are. The heartbeat after it does not repeat that."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +119,23 @@ class Live:
         self._tasks: dict[str, LiveTask] = {}
         self._device_readings: dict[str, list[DeviceReading]] = {}
         self._reachability, self._reachability_at_s = Reachability(), 0.0
+        self._asked_at_s = 0.0
+
+    async def keep_hearing(self, bus: Bus) -> None:
+        """Take in the heartbeats on the bus until cancelled, the newest of each node; slowly while nobody asks."""
+        waiting = Newest(HEARTBEATS, bus.dropped, utc_now)
+        read = HEARTBEATS.receiver(self.hear, lambda _: None, bus.dropped)
+
+        async def put(subject: str, data: bytes) -> None:
+            await (read if _WITH_READINGS in data else waiting.put)(subject, data)
+
+        await bus.listen(HEARTBEATS.subject, put)
+        while True:
+            await waiting.wait(WATCHED_S)
+            for heartbeat, _ in waiting.take(SLICE):
+                self.add(heartbeat)
+            watched = time.monotonic() - self._asked_at_s < WATCHED_S
+            await asyncio.sleep(0.0 if watched else SLICE / UNWATCHED_PER_S)
 
     async def hear_detector(self, reachability: Reachability) -> None:
         """Take in which nodes the detector does not hear."""
@@ -139,6 +174,7 @@ class Live:
 
     def state(self) -> LiveState:
         """Return the state of this moment."""
+        self._asked_at_s = time.monotonic()
         stale = time.monotonic() - self._reachability_at_s > STALE_S
         reachability = Reachability() if stale else self._reachability
         return LiveState(

@@ -63,7 +63,6 @@ from services.api.store.projection_store import Store, database_url
 from shared.bus.cancellation import cancelled
 from shared.errors import InvalidInput
 from shared.messages.reachability import REACHABILITY
-from shared.messages.signals import HEARTBEATS
 from shared.service import tokens
 from shared.service.frame import Context, run
 from shared.service.http_server import HttpServer, listen
@@ -198,7 +197,6 @@ async def serve(context: Context) -> None:
     live = Live()
     try:
         await feed.catch_up()
-        await context.bus.subscribe(HEARTBEATS, live.hear)
         await context.bus.subscribe(REACHABILITY, live.hear_detector)
         gateway = Gateway(settings, context.bus, context.journal, store, feed, live, context.registry)
         await gateway.code.serve(context.bus)
@@ -221,6 +219,7 @@ async def serve(context: Context) -> None:
         serving = asyncio.create_task(server.serve(sockets=[listening]), name="http")
         signing = asyncio.create_task(heads.keep_signing(), name="signed-heads")
         sending = asyncio.create_task(notices.keep_sending(gateway), name="notices")
+        hearing = asyncio.create_task(live.keep_hearing(context.bus), name="heartbeats")
         collecting = asyncio.create_task(gateway.metrics.keep_collecting(), name="metrics")
         removing = asyncio.create_task(gateway.code.keep_removing(), name="code")
         ending = asyncio.create_task(trouble_requests.keep_ending(gateway), name="troubles")
@@ -233,7 +232,7 @@ async def serve(context: Context) -> None:
             await feed.close()
             server.should_exit = True
             await asyncio.wait({serving})
-            await cancelled(following, signing, sending, collecting, removing, ending)
+            await cancelled(following, hearing, signing, sending, collecting, removing, ending)
             await gateway.metrics.close()
             await gateway.code.close()
     finally:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import islice
 from typing import Generic, TypeVar
 
 from shared.bus.dropped import DroppedMessages
@@ -47,13 +48,17 @@ class Newest(Generic[Request]):
             async with asyncio.timeout(timeout_s):
                 await self._came.wait()
 
-    def take(self) -> Iterator[tuple[Request, datetime]]:
+    def take(self, most: int | None = None) -> Iterator[tuple[Request, datetime]]:
         """Return the messages that wait at this moment, each with the time at which it came.
 
-        Each is decoded when it is asked for; messages that come meanwhile wait for the next call.
+        Each is decoded when it is asked for; messages that come meanwhile wait for the next call. ``most``: return so
+        many at most, of the senders that have waited longest; None: all.
         """
-        waiting, self._waiting = self._waiting, {}
-        self._came.clear()
+        if most is None or most >= len(self._waiting):
+            waiting, self._waiting = self._waiting, {}
+            self._came.clear()
+        else:
+            waiting = {subject: self._waiting.pop(subject) for subject in list(islice(self._waiting, most))}
         return self._read(waiting)
 
     def _read(self, waiting: dict[str, tuple[bytes, datetime]]) -> Iterator[tuple[Request, datetime]]:

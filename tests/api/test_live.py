@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,10 +16,15 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from services.api.gateway import Gateway
+from services.api.live import Live
 from services.api.main import ROUTERS
+from shared.bus.cancellation import cancelled
+from shared.bus.connection import Bus
 from shared.bus.dropped import DroppedMessages
-from shared.messages.signals import HEARTBEATS, Heartbeat, WorkerStatus
+from shared.messages.signals import HEARTBEATS, DeviceReading, Heartbeat, WorkerStatus
 from tests.api.kit import Story, client_of, offline_gateway
+from tests.condition import until
+from tests.nats_server import OpenServer
 
 
 def heartbeat(sequence: int) -> Heartbeat:
@@ -63,6 +70,38 @@ async def test_a_heartbeat_counts_for_the_node_that_has_sent_it_and_for_no_other
     assert dropped.counters == {"wrong_sender": 1}
     await hear(HEARTBEATS.at("n0"), HEARTBEATS.request.encode(heartbeat(2)))
     assert gateway.live.state().heartbeats["n0"].sequence == 2
+
+
+async def test_of_many_heartbeats_the_newest_is_read_and_none_with_readings_of_devices_is_left_out(
+    nats: OpenServer,
+) -> None:
+    live, decoded = Live(), Counter[str]()
+    bus = await Bus.connect(nats.url, credential=nats.credential, name="api")
+    add = live.add
+
+    def count(heartbeat: Heartbeat) -> None:
+        decoded[heartbeat.node] += 1
+        add(heartbeat)
+
+    async def listens() -> int:
+        await bus.publish(HEARTBEATS, heartbeat(1).model_copy(update={"node": "n1", "workers": []}), "n1")
+        return decoded["n1"]
+
+    live.add = count  # type: ignore[method-assign]
+    hearing = asyncio.create_task(live.keep_hearing(bus))
+    try:
+        await until(listens)
+        for sequence in range(1, 101):
+            readings = [DeviceReading(device=3)] if sequence == 50 else []
+            sent = heartbeat(sequence).model_copy(update={"device_readings": readings})
+            await bus.publish(HEARTBEATS, sent, "n0")
+        await until(lambda: decoded["n0"] and live._heartbeats["n0"].sequence == 100)
+        assert decoded["n0"] < 100
+        (reading,) = live.state().device_readings["n0"]
+        assert reading.device == 3
+    finally:
+        await cancelled(hearing)
+        await bus.close()
 
 
 @pytest.mark.parametrize("path", ["/v1/tasks/gpt", "/v1/tasks"])

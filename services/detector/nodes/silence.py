@@ -267,10 +267,19 @@ def _questions(
 def _probed_next(
     state: DetectorState, overdue: Sequence[str], limits: SilenceLimits, listening_since: datetime, look: _Now
 ) -> list[str]:
-    """Return the nodes that the detector probes itself now: those that it has not probed in this silence come first.
+    """Return the nodes that the detector probes itself now.
 
-    So of many nodes that end together all are known to have ended before the first of these losses is logged.
+    A few tell whether its own link works, and a machine that is merely busy is not to be probed without need. Once one
+    of them is known to have ended, others may have ended with it: those that were not probed in this silence are next,
+    so that all of these losses are known before the first one is logged.
     """
+    ended = {
+        name
+        for name in overdue
+        if _ended(state, state.nodes[name], _evidence_since(state.nodes[name], listening_since)) is not None
+    }
+    if not ended:
+        overdue = overdue[:MAX_OWN_PROBES]
     due: list[str] = []
     again: list[str] = []
     pending = 0
@@ -281,7 +290,7 @@ def _probed_next(
             due.append(name)
         elif probing.is_pending(state, DETECTOR, name, since):
             pending += 1
-        elif _is_due(at, limits, look) and _ended(state, node, since) is None:
+        elif _is_due(at, limits, look) and name not in ended:
             again.append(name)
     return [*due, *again][: max(0, MAX_OWN_PROBES - pending)]
 

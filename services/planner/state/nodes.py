@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from services.planner.state.blame import blamed_node
@@ -146,7 +147,8 @@ def lose_workers(state: State, workers: Iterable[str], name: str | None = None) 
     for task in named if name is not None else state.tasks.values():
         if nodes.isdisjoint(nodes_of(task.members)) and nodes.isdisjoint(nodes_of(task.owners)):
             continue  # almost all tasks lose nothing
-        hit = tuple(worker for worker in dict.fromkeys((*task.owners, *task.members)) if worker in gone)
+        there = [[worker for worker in known if worker in gone] for known in (task.owners, task.members)]
+        hit = tuple(dict.fromkeys(chain.from_iterable(there)))
         if hit and task.life != "ended":
             state = state.with_changed(task.name, lost=(*task.lost, *without(hit, task.lost)), broken=True)
     return state
