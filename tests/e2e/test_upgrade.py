@@ -40,9 +40,9 @@ class RollingStack(Stack):
 class Upgrade:
     """What an operator does, and the faults meanwhile."""
 
-    def __init__(self, stack: RollingStack, client: Client, new: Path, link: Path) -> None:
+    def __init__(self, stack: RollingStack, client: Client, new: Path, installed: Path) -> None:
         self.stack, self.client, self.pairs = stack, client, Pairs(stack, client)
-        self.old, self.new, self._link = ROOT, new, link
+        self.old, self.new, self._installed = ROOT, new, installed
         self._faults = 0
 
     def instances(self, *, active: bool) -> list[str]:
@@ -84,9 +84,7 @@ class Upgrade:
 
     def restart_agents(self, tree: Path) -> None:
         """Have the agents be of a version, node after node."""
-        other = self._link.with_suffix(".other")
-        other.symlink_to(tree)
-        other.replace(self._link)
+        self._installed.write_text(str(tree))
         for node in self.stack.node_names:
             path = f"/v1/nodes/{node}"
             before = self.client.http.get(path).json()["incarnation"]
@@ -108,17 +106,23 @@ class Upgrade:
 
 
 @pytest.fixture
-def link(tmp_path: Path) -> Path:
-    """Where the agents' version lies."""
-    found = tmp_path / "program"
-    found.symlink_to(ROOT)
+def installed(tmp_path: Path) -> Path:
+    """A file with the folder of the version that a node's processes are of when they start.
+
+    A fork server stays with its own, and so do the ranks of a task: they have one library among them.
+    """
+    found = tmp_path / "program" / "installed"
+    found.parent.mkdir()
+    found.write_text(str(ROOT))
+    first = f"import pathlib, sys\nsys.path.insert(0, pathlib.Path({str(found)!r}).read_text())\n"
+    (found.parent / "sitecustomize.py").write_text(first)
     return found
 
 
 @pytest.fixture
-async def stack(tmp_path: Path, link: Path) -> AsyncIterator[RollingStack]:
+async def stack(tmp_path: Path, installed: Path) -> AsyncIterator[RollingStack]:
     run_dir = tmp_path / "run"
-    environment = {"PYTHONPATH": str(link)}
+    environment = {"PYTHONPATH": str(installed.parent)}
     async with RollingStack(run_dir, nodes=3, workers_per_node=1, standby=True, environment=environment) as started:
         yield started
     assert processes_of(run_dir) == []
@@ -141,13 +145,13 @@ def verified(run_dir: Path, tree: Path) -> dict[str, object]:
 
 
 async def test_two_versions_side_by_side_in_either_order_and_one_step_back(
-    stack: RollingStack, corpus: Path, tmp_path: Path, link: Path
+    stack: RollingStack, corpus: Path, tmp_path: Path, installed: Path
 ) -> None:
     new = next_version.make(tmp_path / "next")
 
     def course() -> None:
         with Client(stack.url) as client:
-            upgrade, pace = Upgrade(stack, client, new, link), Pace(tmp_path, 0.03)
+            upgrade, pace = Upgrade(stack, client, new, installed), Pace(tmp_path, 0.03)
             client.submit(pace.of(small_task("a", corpus, steps=9000, workers={"min": 3, "max": 3})))
             client.until_step("a", 5)
             # The services first: the new ones stand by, then are active, and the old ones stand by behind them.
