@@ -105,6 +105,7 @@ WITHOUT: dict[tuple[str, ...], str] = {
     ("up",): "starts a server",
     ("demo",): "starts a server; its tables are those of tests/cli/test_demo.py",
     ("control",): "starts a server",
+    ("upgrade",): "its versions change with the program; tests/cli/test_upgrade.py",
     ("agent",): "runs an agent",
     ("open",): "prints a link, which is secret and never the same",
     ("token", "add"): "prints a token, which is secret and never the same",
