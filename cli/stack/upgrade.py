@@ -71,12 +71,15 @@ def judged(running: Mapping[str, Any], own: Mapping[str, Any], checks: list[dict
         own: versions of this program.
         checks: how the parts of the cluster are, with the processes of each service.
     """
+    from shared.events.union import OLDEST_DECIDER
+
     yield from _events(running["events"], own["events"])
     yield _apart("messages", running["messages"], own["messages"])
     for protocol, number in running["agents"].items():
         yield _apart(f"agents ({number})", int(protocol), own["messages"], "one after the other; ranks train on")
-    if running["decider"] is not None:
-        yield _apart("decider", running["decider"], own["decider"], refused=running["decider"] > own["decider"] + 1)
+    if (decider := running["decider"]) is not None:
+        refused = not OLDEST_DECIDER <= decider <= own["decider"] + 1
+        yield _apart("decider", decider, own["decider"], refused=refused)
     for check in checks:
         if check["name"] in ("detector", "planner", "transition"):
             number = max(len(check["instances"]), 1)

@@ -9,6 +9,7 @@ import pytest
 
 from cli.stack.upgrade import REFUSED, SIDE_BY_SIDE, TOGETHER, judged, own_versions
 from shared.errors import Conflict, InvalidInput
+from shared.events.union import OLDEST_DECIDER
 from tests.api.kit import Server
 from tests.cli.conftest import call_unicron
 
@@ -42,7 +43,7 @@ def events(**versions: int | None) -> dict[str, int]:
         (running(agents={own_versions()["messages"] + 1: 7}), {"agents (7)": SIDE_BY_SIDE}),
         (running(decider=own_versions()["decider"] + 1), {"decider": SIDE_BY_SIDE}),
         (running(decider=own_versions()["decider"] + 2), {"decider": REFUSED}),
-        (running(decider=own_versions()["decider"] - 2), {"decider": TOGETHER}),
+        (running(decider=OLDEST_DECIDER - 1), {"decider": REFUSED}),
     ],
 )
 def test_versions_one_apart_work_side_by_side(versions: dict[str, Any], verdicts: dict[str, str]) -> None:
