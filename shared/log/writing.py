@@ -266,14 +266,14 @@ def _same_event(recorded: str, appended: str) -> bool:
     """
     if recorded == appended:
         return True
-    try:
+    with contextlib.suppress(ValidationError):
         if EVENT.validate_json(recorded).canonical() == appended:
             return True
-    except ValidationError:
-        pass
-    one, other = from_json(recorded), from_json(appended)
-    versions = one.pop("schema_version", 0), other.pop("schema_version")
-    return versions[0] != versions[1] and _agree(one, other)
+    try:
+        one, other = from_json(recorded), from_json(appended)
+        return bool(one.pop("schema_version") != other.pop("schema_version")) and _agree(one, other)
+    except (ValueError, KeyError, AttributeError):  # what is recorded is damaged
+        return False
 
 
 def _agree(one: Any, other: Any) -> bool:

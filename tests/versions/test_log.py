@@ -188,14 +188,24 @@ async def test_no_service_starts_on_it(
     log.close()
 
 
+def forge(tmp_path: Path, text: str) -> None:
+    """Put another text in the place of the second event."""
+    with closing(sqlite3.connect(tmp_path / "log.db")) as connection, connection:
+        for trigger in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            connection.execute(f"DROP TRIGGER {trigger[0]}")
+        connection.execute("UPDATE log SET data = ? WHERE position = 2", [text])
+
+
+def test_an_event_whose_row_is_damaged_is_not_appended_again(tmp_path: Path) -> None:
+    url = newer_log(tmp_path, joined(2))
+    forge(tmp_path, "{")
+    with closing(EventLog(url)) as log, pytest.raises(Conflict, match="with different content"):
+        log.append([node_joined(2)])
+
+
 def test_a_forged_row_is_no_older_one(tmp_path: Path) -> None:
     """Its hash shows that nobody has appended it so."""
     newer_log(tmp_path, planned())
-    with sqlite3.connect(tmp_path / "log.db") as connection:
-        for trigger in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
-            connection.execute(f"DROP TRIGGER {trigger[0]}")
-        older = json.dumps(planned(decider=1), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        connection.execute("UPDATE log SET data = ? WHERE position = 2", [older])
-    connection.close()
+    forge(tmp_path, json.dumps(planned(decider=1), sort_keys=True, separators=(",", ":"), ensure_ascii=False))
     report = Replayer.of_file(tmp_path / "log.db").verify()
     assert "position 2: the row does not match its hash" in [problem.what for problem in report.problems]
