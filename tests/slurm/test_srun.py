@@ -136,7 +136,8 @@ def test_a_job_that_is_requeued_goes_on_and_reaches_the_end(slurm: Slurm) -> Non
         requeue = f'[[ $code != 75 ]] || {{ {" ".join(MORE_TIME)}; scontrol requeue "$SLURM_JOB_ID"; }}'
         lines = (run(f"--stop-before-s={BEFORE_S}"), "code=$?", "echo srun: $code", requeue, "exit $code")
         options = (f"--time={LIMIT_MIN}", "--requeue", "--open-mode=append")
-        job = Job(slurm, 2, *lines, options=options)
+        text = SCRIPT.replace("time.sleep(0.1)", "time.sleep(0.5)")  # so that it does not reach its end before
+        job = Job(slurm, 2, *lines, options=options, text=text)
         job.until(r"srun: 75\n")
         went_on = [int(job.until(r"train stopped at step (\d+) of 300; .*; saved in ")[1])]
         say(f"job {job.number} has stopped before its time limit, at step {went_on[0]}")
