@@ -178,6 +178,7 @@ def test_a_job_that_loses_its_first_node_is_requeued_and_goes_on_without_it(slur
         say("another node has it requeued")
         slurm.until_job(job.number, "RUNNING", Restarts="1")
         assert slurm.hosts(job.number) == others
+        assert f"{first}, where the batch script was, is down, and job {job.number} is requeued" in job.log
         before = len(step_lines(job.log))
         job.hurry()
         job.until(r"srun: 0\n")
