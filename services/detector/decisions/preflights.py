@@ -52,7 +52,9 @@ def _judge_again(decision: Decision, cause: str, measured: Measurement) -> None:
     preflights = decision.state.preflights
     for name, known in list(preflights.items()):
         event = known.event
-        if event.verdict != "reported" or known.overruled or not event.measurement.is_like(measured):
+        if event.verdict != "reported" or known.overruled or not event.measurement.rates:
+            continue
+        if not event.measurement.is_like(measured):
             continue
         found = judge(event.measurement, [one.event.measurement for other, one in preflights.items() if other != name])
         if found.verdict == "refused":
