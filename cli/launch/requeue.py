@@ -1,14 +1,16 @@
-"""The Slurm job whose first node is lost: another node has it put back into Slurm's queue, as Slurm itself would.
+"""The Slurm job whose first node is lost: another node has it requeued or cancelled, as Slurm itself would.
 
-The batch script is on the first node, and goes with it. With ``--no-kill`` Slurm leaves such a job to its other nodes,
-up to its time limit.
+The batch script is on the first node, and goes with it, as does srun, which brings the output of all processes. With
+``--no-kill`` Slurm leaves such a job to its other nodes, up to its time limit.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 
 from cli.launch.allocation import JOB, PROCESS
 from cli.watch.slurm import states_of
@@ -19,6 +21,9 @@ WATCHERS = ("1", "2", "3")
 LOOK_S = 10.0
 """Time between two questions to slurmctld."""
 
+TURN_S = 60.0
+"""How much later the next process begins to ask: it has been ended by then, if the one before has done it."""
+
 LOOKS = 60
 """Questions until Slurm has found out that the node is down: ``SlurmdTimeout``, by itself 300 s, and as much again."""
 
@@ -27,7 +32,9 @@ _ANSWER_S = 60.0
 
 
 async def requeue(environment: Mapping[str, str]) -> str:
-    """Have the job requeued if the node with its batch script is down and Slurm may requeue it; say what was done.
+    """Have the job requeued, or else cancelled, once the node with its batch script is down; say what was done.
+
+    What was done is in the job's output, too.
 
     Args:
         environment: of this process, which is none of the first one's node.
@@ -35,20 +42,38 @@ async def requeue(environment: Mapping[str, str]) -> str:
     job = environment.get(JOB, "")
     if environment.get(PROCESS) not in WATCHERS:
         return f"processes {WATCHERS[0]} to {WATCHERS[-1]} of this srun ask Slurm to requeue job {job}"
+    await asyncio.sleep(WATCHERS.index(environment[PROCESS]) * TURN_S)
     try:
         found = fields_of(await _asked("scontrol", "show", "job", "--oneliner", job))
         host = found.get("BatchHost", "")
-        if found.get("Requeue") != "1" or found.get("BatchFlag") != "1" or not host:
-            return f"Slurm does not requeue job {job}, which is interactive or was submitted with --no-requeue"
+        if found.get("BatchFlag") != "1" or not host:
+            return f"job {job} is interactive: the same command goes on from the newest checkpoint"
         for _ in range(LOOKS):
             if "DOWN" in states_of(fields_of(await _asked("scontrol", "show", "node", "--oneliner", host))["State"]):
-                await _asked("scontrol", "requeue", job)
-                return f"{host} is down, and job {job} is requeued: it goes on from the newest checkpoint"
+                return await _ended(job, host, found)
             await asyncio.sleep(LOOK_S)
     except (OSError, subprocess.SubprocessError, KeyError) as err:
         said = getattr(err, "stderr", "") or err
         return f"`scontrol requeue {job}` has it go on from the newest checkpoint (Slurm was asked: {said})"
     return f"{host}, where the batch script of job {job} runs, is not down, so the job is left to its script"
+
+
+async def _ended(job: str, host: str, found: Mapping[str, str]) -> str:
+    if found.get("Requeue") == "1":
+        command, said = ["scontrol", "requeue", job], "requeued: it goes on from the newest checkpoint"
+    else:  # nobody is left to end it
+        command = ["scancel", job]
+        said = "cancelled, since Slurm may not requeue it: the same command goes on from the newest checkpoint"
+    said = f"{host}, where the batch script was, is down, and job {job} is {said}"
+    await _asked(*command)
+    await asyncio.to_thread(_append, found.get("StdErr", ""), said)
+    return said
+
+
+def _append(path: str, said: str) -> None:
+    with suppress(OSError), open(path, "r+b") as output:  # not made here, if it is of the lost node alone
+        output.seek(0, os.SEEK_END)
+        output.write(f"unicron: {said}\n".encode())
 
 
 def fields_of(text: str) -> dict[str, str]:

@@ -247,7 +247,8 @@ def _node_state(view: NodeView, seen: Reachability) -> tuple[models.ShownNodeSta
     is isolated stays so: none of its ranks is waited for.
     """
     found = seen.unreachable.get(view.name)
-    slow = f"its preflight was refused: {view.preflight}" if view.preflight else ""
+    verdict = "was refused" if view.state is NodeState.ISOLATED else "has found it slow"
+    slow = f"its preflight {verdict}: {view.preflight}" if view.preflight else ""
     reason = "; ".join(part for part in (view.reason, slow) if part)
     if found is None or view.state in AWAY:
         return view.state, reason

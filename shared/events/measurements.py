@@ -24,8 +24,9 @@ Quantity = Literal[
 
 NEIGHBOUR: Quantity = "all-reduce with a neighbour"
 
-Verdict = Literal["accepted", "refused", "reported"]
-"""What is decided on a measurement. ``reported``: there is nothing to compare it with, or it is not to count."""
+Verdict = Literal["accepted", "refused", "reported", "slow"]
+"""What is decided on a measurement. ``reported``: there is nothing to compare it with, or it is not to count. ``slow``:
+it was reported, and is slow beside nodes that were measured later: the node is in use, and stays so."""
 
 FLOP_QUANTITIES = ("matrix products", "processor matrix products")
 """Quantities in FLOP/s; all others are in bytes/s."""

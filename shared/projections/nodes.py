@@ -57,11 +57,12 @@ def joined(views: Views, recorded: Recorded, event: NodeJoined | NodeMeasured) -
 def measured(views: Views, recorded: Recorded, event: NodeMeasured) -> None:
     """Note what a preflight has come to. A node that it keeps from joining is shown as isolated, with its new agent."""
     known = views.nodes.get(event.node)
-    slow = event.reason if event.verdict == "refused" else ""
+    refused = event.verdict == "refused"
+    slow = event.reason if refused or event.verdict == "slow" else ""
     shown: dict[str, Any] = {}
-    if slow and known is None:
+    if refused and known is None:
         joined(views, recorded, event)
-    if slow and (known is None or known.state in AWAY or (known.state is NodeState.ISOLATED and known.preflight)):
+    if refused and (known is None or known.state in AWAY or (known.state is NodeState.ISOLATED and known.preflight)):
         shown = {"state": NodeState.ISOLATED, "reason": ""}
         shown |= {"incarnation": event.incarnation, "agent_pid": event.agent_pid}
     if event.node in views.nodes:

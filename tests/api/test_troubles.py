@@ -225,6 +225,17 @@ def test_a_node_that_its_preflight_keeps_out_needs_an_operator(story: Story, tmp
     assert troubles(story, tmp_path) == []
 
 
+def test_a_node_in_use_that_is_slow_beside_later_ones_needs_an_operator(story: Story, tmp_path: Path) -> None:
+    about = {"node": "n0", "incarnation": "i", "agent_pid": 1, "domain": "d", "workers": ["n0/0"]}
+    found = {"measurement": Measurement(device="a", count=2), "verdict": "slow", "reason": "disk read: 1 MB/s"}
+    story.add(NodeMeasured, **about, **found)
+    (trouble,) = troubles(story, tmp_path)
+    assert (trouble.kind, trouble.nodes, trouble.state, trouble.needs_somebody) == ("reported", ["n0"], "slow", True)
+    assert trouble.what == "The preflight of n0 has found it slow: disk read: 1 MB/s"
+    story.add(NodeMeasured, **about, **found | {"verdict": "accepted", "reason": ""})
+    assert troubles(story, tmp_path) == []
+
+
 def test_a_part_of_the_control_plane_that_is_away_comes_first_and_keeps_incidents_open(
     story: Story, tmp_path: Path
 ) -> None:

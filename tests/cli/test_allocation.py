@@ -189,7 +189,7 @@ async def test_an_agent_does_not_outlive_the_first_process(tmp_path: Path) -> No
 
 # ---- the first node is lost
 
-JOB = "JobId=17 JobName=a job BatchFlag=1 Requeue=1 Restarts=0 NodeList=n[1-2] BatchHost=n0 Command=x"
+JOB = "JobId=17 JobName=a job BatchFlag=1 Requeue=1 Restarts=0 NodeList=n[1-2] BatchHost=n0 StdErr={folder}/job.log"
 
 UP, NOT_HEARD, DOWN = (f"NodeName=n0 Arch=x86_64 State={state} ThreadsPerCore=1" for state in
                        ("MIXED+DRAIN", "MIXED*", "DOWN*"))  # fmt: skip
@@ -200,12 +200,15 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stand-in for scontrol: says what files say, and notes what is requeued; nobody waits."""
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "scontrol"
-    program.write_text(
-        f'#!/bin/sh\ncase "$1" in requeue) echo $2 >>{tmp_path}/requeued;; *) cat {tmp_path}/$2;; esac\n'
-    )
+    program.write_text(f'#!/bin/sh\ncase "$1" in requeue) echo $* >>{tmp_path}/done;; *) cat {tmp_path}/$2;; esac\n')
     program.chmod(0o755)
+    cancel = tmp_path / "bin" / "scancel"
+    cancel.write_text(f"#!/bin/sh\necho cancel $* >>{tmp_path}/done\n")
+    cancel.chmod(0o755)
+    (tmp_path / "job.log").write_text("step 12\n")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.setattr("cli.launch.requeue.LOOK_S", 0.0)
+    monkeypatch.setattr("cli.launch.requeue.TURN_S", 0.0)
     monkeypatch.setattr("cli.launch.requeue.LOOKS", 2)
     return tmp_path
 
@@ -213,23 +216,31 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("changes", "job", "node", "said"),
     [
-        ({}, JOB, DOWN, "n0 is down, and job 17 is requeued"),
+        ({}, JOB, DOWN, "n0, where the batch script was, is down, and job 17 is requeued"),
+        ({"SLURM_PROCID": "3"}, JOB, DOWN, "n0, where the batch script was, is down, and job 17 is requeued"),
         ({"SLURM_PROCID": "4"}, JOB, DOWN, "processes 1 to 3 of this srun ask Slurm to requeue job 17"),
-        ({}, JOB.replace("Requeue=1", "Requeue=0"), DOWN, "Slurm does not requeue job 17"),
-        ({}, JOB.replace("BatchFlag=1", "BatchFlag=0"), DOWN, "Slurm does not requeue job 17, which is interactive"),
+        (
+            {},
+            JOB.replace("Requeue=1", "Requeue=0"),
+            DOWN,
+            "n0, where the batch script was, is down, and job 17 is cancel",
+        ),
+        ({}, JOB.replace("BatchFlag=1", "BatchFlag=0"), DOWN, "job 17 is interactive"),
         ({}, JOB, UP, "n0, where the batch script of job 17 runs, is not down"),
         ({}, JOB, NOT_HEARD, "n0, where the batch script of job 17 runs, is not down"),
-        ({}, "", "", "Slurm does not requeue job 17"),
+        ({}, "", "", "job 17 is interactive"),
     ],
 )
 async def test_another_node_has_the_job_requeued_once_slurm_has_the_first_one_as_down(
     changes: dict[str, str], job: str, node: str, said: str, asked: Path
 ) -> None:
-    (asked / "job").write_text(job)
+    (asked / "job").write_text(job.format(folder=asked))
     (asked / "node").write_text(node)
-    assert (await requeue({**STEP, **changes})).startswith(said)
-    requeued = asked / "requeued"
-    assert (requeued.read_text() if requeued.exists() else "") == ("17\n" if "is requeued" in said else "")
+    answer = await requeue({**STEP, **changes})
+    assert answer.startswith(said)
+    done = (asked / "done").read_text() if (asked / "done").exists() else ""
+    assert done == ("requeue 17\n" if "is requeued" in said else "cancel 17\n" if "is cancel" in said else "")
+    assert (asked / "job.log").read_text() == "step 12\n" + (f"unicron: {answer}\n" if done else "")
 
 
 @pytest.mark.usefixtures("asked")

@@ -49,7 +49,8 @@ class Measured(Cluster):
         """Send what a node has measured; return the answer."""
         self.reports += not again
         rates = [Rate(quantity="host memory", value=value)] if value else []
-        measured = Measurement(device="a processor", count=2, rates=rates, problems=fields.pop("problems", []))
+        count = fields.pop("count", 2)
+        measured = Measurement(device="a processor", count=count, rates=rates, problems=fields.pop("problems", []))
         known: dict[str, Any] = {"incarnation": f"first {node}", "supervisor": "", "workers": [f"{node}/0"], **fields}
         report = PreflightReport(node=node, agent_pid=7, report=f"r{self.reports}", measurement=measured, **known)
         self.found = self.monitor.feed(report, at(seconds))
@@ -174,6 +175,22 @@ def test_what_was_measured_outlives_the_detector() -> None:
     again = codec.load(codec.dump(cluster.monitor.state))
     assert again.preflights == cluster.monitor.state.preflights
     assert [known.refuses for known in again.preflights.values()] == [False, False, False, True, False]
+
+
+def test_a_node_that_joined_before_its_like_were_known_is_said_to_be_slow_once_they_are() -> None:
+    cluster = Measured()
+    for seconds, name in enumerate(("n3", "n4", "n5")):
+        cluster.report(name, 4e9 if name == "n3" else 9e9, seconds=seconds, count=4)
+        assert [event.verdict for event in cluster.found.events] == ["reported"]
+    assert cluster.joins("n3", seconds=4.0)
+    assert cluster.report("n6", 9e9, seconds=5.0, count=4).verdict == "accepted"
+    measured, slow = cluster.found.events
+    assert (measured.node, slow.node, slow.verdict, slow.incarnation) == ("n6", "n3", "slow", "first n3")
+    assert slow.reason.startswith("host memory: 4 GB/s, at least 4.5 GB/s expected")
+    assert slow.measurement.rates[0].is_slow
+    assert cluster.monitor.state.is_open(cluster.monitor.state.nodes["n3"])
+    cluster.report("n7", 9e9, seconds=6.0, count=4)
+    assert [event.node for event in cluster.found.events] == ["n7"], "it is said once"
 
 
 def test_a_member_that_no_task_uses_is_a_neighbour_of_its_like() -> None:

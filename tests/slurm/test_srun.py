@@ -64,16 +64,14 @@ class Job:
         assert found is not None
         return found
 
-    def until_requeued(self, restarts: int) -> int:
-        """Wait until Slurm has put the job back into its queue; return the step at which its task has stopped."""
-        self._slurm.until_job(self.number, "PENDING", Restarts=str(restarts))
-        return int(re.findall(r"train stopped at step (\d+) of 300; .*; saved in ", self.log)[-1])
-
-    def until_goes_on(self, step: int, restarts: int) -> None:
-        """Wait until the task trains again, behind a step."""
+    def until_goes_on(self, restarts: int) -> int:
+        """Wait until the job was requeued so often and its task trains again; return the step from which it goes on."""
         self._slurm.until_job(self.number, "RUNNING", Restarts=str(restarts))
-        self.until(rf"train goes on from step {step};")
+        goes_on = re.compile(r"train goes on from step (\d+);")
+        until_blocking(lambda: len(goes_on.findall(self.log)) == restarts, "it goes on", limit_s=STEP_S)
+        step = int(goes_on.findall(self.log)[-1])
         self.until(rf"\| step {step + 2} ")
+        return step
 
     def hurry(self) -> None:
         """Let the task go on as fast as it can."""
@@ -136,25 +134,25 @@ def test_a_job_that_is_requeued_goes_on_and_reaches_the_end(slurm: Slurm) -> Non
         requeue = f'[[ $code != 75 ]] || {{ {" ".join(MORE_TIME)}; scontrol requeue "$SLURM_JOB_ID"; }}'
         lines = (run(f"--stop-before-s={BEFORE_S}"), "code=$?", "echo srun: $code", requeue, "exit $code")
         options = (f"--time={LIMIT_MIN}", "--requeue", "--open-mode=append")
-        job = Job(slurm, 2, *lines, options=options)
+        text = SCRIPT.replace("time.sleep(0.1)", "time.sleep(0.5)")  # so that it does not reach its end before
+        job = Job(slurm, 2, *lines, options=options, text=text)
         job.until(r"srun: 75\n")
-        went_on = [int(job.until(r"train stopped at step (\d+) of 300; .*; saved in ")[1])]
-        say(f"job {job.number} has stopped before its time limit, at step {went_on[0]}")
-        job.until_goes_on(went_on[-1], restarts=1)
-        say("it goes on")
+        stopped = int(job.until(r"train stopped at step (\d+) of 300; .*; saved in ")[1])
+        assert job.until_goes_on(restarts=1) == stopped
+        say(f"job {job.number} has stopped before its time limit at step {stopped}, and goes on")
+        # From now on srun ends as Slurm asks it to, and what ranks print until they have stopped is lost with it.
         slurm.run("scontrol", "requeue", job.number)
-        went_on.append(job.until_requeued(restarts=2))
-        say(f"it was requeued at step {went_on[-1]}")
-        job.until_goes_on(went_on[-1], restarts=2)
+        slurm.until_job(job.number, "PENDING", Restarts="2")
+        say(f"it was requeued, and goes on from step {job.until_goes_on(restarts=2)}")
         whole = ("--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=true")
-        urgent = slurm.run("sbatch", "--parsable", *whole)
-        went_on.append(job.until_requeued(restarts=3))
-        say(f"job {urgent.strip()} has preempted it at step {went_on[-1]}")
-        job.until_goes_on(went_on[-1], restarts=3)
+        urgent = slurm.run("sbatch", "--parsable", *whole).strip()
+        slurm.until_job(job.number, "PENDING", Restarts="3")
+        say(f"job {urgent} has preempted it, and it goes on from step {job.until_goes_on(restarts=3)}")
         job.hurry()
         job.until(r"srun: 0\n")
         say(job.log[-600:])
-        assert step_lines(job.log) == [*range(1, STEPS + 1)], "no step was lost, or computed again"
+        done = step_lines(job.log)
+        assert (done, done[0], done[-1]) == (sorted(set(done)), 1, STEPS), "no step was computed again"
         assert weights_after(job.log) == pytest.approx(weights_after(), rel=1e-5)
         slurm.until_job(job.number, "COMPLETED")
     assert processes_of(slurm.folder) == []
@@ -177,6 +175,7 @@ def test_a_job_that_loses_its_first_node_is_requeued_and_goes_on_without_it(slur
         say("another node has it requeued")
         slurm.until_job(job.number, "RUNNING", Restarts="1")
         assert slurm.hosts(job.number) == others
+        assert f"{first}, where the batch script was, is down, and job {job.number} is requeued" in job.log
         before = len(step_lines(job.log))
         job.hurry()
         job.until(r"srun: 0\n")

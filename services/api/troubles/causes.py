@@ -56,6 +56,7 @@ def causes(known: Findings) -> list[Trouble]:
         *_unreachable(known),
         *_reported(known),
         *_refused(known),
+        *_slow_nodes(known),
         *_slow(known),
     ]
     return sorted(
@@ -419,6 +420,22 @@ def _refused(known: Findings) -> Iterator[Trouble]:
                 cost_basis="not known: it is not used",
                 nodes=[node.name],
             )
+
+
+def _slow_nodes(known: Findings) -> Iterator[Trouble]:
+    """Yield the nodes in use that are slow beside others of which the preflight came later."""
+    for node in known.slow_nodes:
+        yield Trouble(
+            key=f"preflight {node.name}",
+            kind="reported",
+            grave=False,
+            needs_somebody=True,
+            state="slow",
+            what=f"The preflight of {node.name} has found it slow: {node.preflight}",
+            todo=[f"Look at {node.name}; `unicron drain {node.name}` empties it, to be mended and measured again."],
+            cost_basis="not known: its ranks train on",
+            nodes=[node.name],
+        )
 
 
 def _slow(known: Findings) -> Iterator[Trouble]:

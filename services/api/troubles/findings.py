@@ -27,6 +27,7 @@ MOST_INCIDENTS = 100
 """Open ones that are looked at, the newest: where there are more, they have few causes."""
 
 _OUT = (NodeState.ISOLATED.value, NodeState.LOST.value)
+_IN_USE = (NodeState.READY, NodeState.CORDONED)
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class Findings:
     slow: Sequence[SlowdownView] = ()
     held: Mapping[str, Sequence[NodeReport]] = field(default_factory=dict)
     """Node in use -> the reports of monitors on which nothing follows without an operator."""
+    slow_nodes: Sequence[NodeView] = ()
+    """Nodes in use that their preflight has found slow."""
 
 
 def read_findings(
@@ -88,14 +91,19 @@ def read_findings(
         reachability=live.reachability,
         slow=views.page(SLOWDOWNS, states=["open"]),
         held={name: found for name, found in _held(views, now) if found},
+        slow_nodes=[node for node in _noted(views) if node.preflight and node.state in _IN_USE],
     )
 
 
 def _held(views: ViewReader, now: datetime) -> Iterator[tuple[str, list[NodeReport]]]:
-    reported = views.known("reported", lambda: [node for node in views.page(NODES) if node.reports])
-    for node in reported:
-        if node.state in (NodeState.READY, NodeState.CORDONED):
+    for node in _noted(views):
+        if node.reports and node.state in _IN_USE:
             yield node.name, [one for one in present.live_reports(node, now) if one.held]
+
+
+def _noted(views: ViewReader) -> list[NodeView]:
+    """Return the nodes of which a monitor or a preflight says something."""
+    return views.known("noted", lambda: [node for node in views.page(NODES) if node.reports or node.preflight])
 
 
 def _incidents(

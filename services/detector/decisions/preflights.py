@@ -3,13 +3,15 @@
 A node is compared with what is published of its hardware, or with the newest preflights of the other nodes that are
 like it (``shared.preflight.judgement``). One that is refused stays out with its figures, whatever agent of its
 supervisor sends heartbeats, until it is measured anew or an operator returns it (``node.returned``). Nothing that is in
-use is taken out of use: there, a refusal makes the self-test fail that the agent is being asked for.
+use is taken out of use: there, a refusal makes the self-test fail that the agent is being asked for, and a node that is
+slow beside others that came later is only said to be so.
 """
 
 from __future__ import annotations
 
 from services.detector.decisions.decision import Decision
 from services.detector.incidents.faults import SERVICE
+from shared.events.measurements import Measurement
 from shared.events.union import NodeLeft, NodeMeasured, derived_id
 from shared.messages.admission import Departure
 from shared.messages.preflight import PreflightAnswer, PreflightReport
@@ -41,7 +43,24 @@ def take(decision: Decision, report: PreflightReport) -> PreflightAnswer:
             )
         )
         known = decision.state.preflights[report.node]
+        _judge_again(decision, event_id, report.measurement)
     return PreflightAnswer(verdict=known.event.verdict, reason=known.event.reason)
+
+
+def _judge_again(decision: Decision, cause: str, measured: Measurement) -> None:
+    """Say which nodes are slow that joined while too few like them were known, now that one more is."""
+    preflights = decision.state.preflights
+    for name, known in list(preflights.items()):
+        event = known.event
+        if event.verdict != "reported" or known.overruled or not event.measurement.rates:
+            continue
+        if not event.measurement.is_like(measured):
+            continue
+        found = judge(event.measurement, [one.event.measurement for other, one in preflights.items() if other != name])
+        if found.verdict == "refused":
+            changes = {"event_id": derived_id(cause, SERVICE, f"slow {name}"), "occurred_at": decision.now}
+            changes |= {"measurement": event.measurement.model_copy(update={"rates": found.rates})}
+            decision.add(event.model_copy(update={**changes, "verdict": "slow", "reason": found.reason}))
 
 
 def may_join(decision: Decision, heartbeat: Heartbeat) -> bool:
