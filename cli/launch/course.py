@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TextIO
 
+from cli.here import DEFAULT_RUN_DIR
 from cli.launch.checking import say
 from cli.launch.ending import Ending, ending_of
 from cli.launch.interrupts import Interrupts, OnInterrupt, answer_of, decided
@@ -160,6 +161,9 @@ async def _follow(launched: Launched, url: str, interrupts: Interrupts) -> tuple
     embedded = launched.place.server is None
     submitted = await asyncio.to_thread(_submit, launched, url)
     name, left = submitted.task["name"], False
+    if embedded:
+        where = "" if launched.place.run_dir == DEFAULT_RUN_DIR else f" --server {url}"
+        say(f"look: `unicron show {name}{where}`, in this folder")
     async with WaitingClient(url, poll_s=POLL_S, patience_s=PATIENCE_S) as client:
         output = asyncio.create_task(_print_output(url, submitted, launched))
         waits = asyncio.create_task(_say_waits(client, name))
@@ -173,7 +177,10 @@ async def _follow(launched: Launched, url: str, interrupts: Interrupts) -> tuple
             for one in (output, waits):
                 one.cancel()
             await asyncio.gather(output, waits, return_exceptions=True)
-    return await asyncio.to_thread(_ending, url, name, launched if embedded else None), left
+    ending = await asyncio.to_thread(_ending, url, name, launched if embedded else None)
+    if embedded and ending.task["result"] is not None:
+        say(f"parameters: {ending.task['result']['parameters_path']}")
+    return ending, left
 
 
 def _submit(launched: Launched, url: str) -> Submitted:
