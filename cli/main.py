@@ -15,8 +15,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from cli import here
 from cli.interrupt import INTERRUPTED
 from shared.errors import InvalidInput, UnicronError
+from shared.settings.endpoints import DEFAULT_SERVER
 
 GROUPS: dict[str, dict[str, tuple[str, str, str]]] = {
     "Tasks": {
@@ -264,6 +266,8 @@ def _run(arguments: list[str], *, as_json: bool) -> int:
     try:
         code = command()(args=arguments, prog_name="unicron", standalone_mode=False)
     except UnicronError as err:
+        if err.extra.get("server") == DEFAULT_SERVER:
+            err.detail += here.advice()
         report(err, as_json=as_json)
         return err.exit_code
     except KeyboardInterrupt:

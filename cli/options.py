@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli import here
 from cli.completion import fault_ids, incident_ids, node_names, plan_ids, task_names
 
 if TYPE_CHECKING:
@@ -30,9 +31,19 @@ class SegmentEnding(StrEnum):
     COMPRESSED = "jsonl.gz"
 
 
+_SERVER: Any = {"envvar": "UNICRON_SERVER"}
+
+GivenServer = Annotated[
+    str | None, typer.Option("--server", help="Address of the server. Default: http://127.0.0.1:8642", **_SERVER)
+]
 Server = Annotated[
     str | None,
-    typer.Option("--server", envvar="UNICRON_SERVER", help="Address of the server. Default: http://127.0.0.1:8642"),
+    typer.Option(
+        "--server",
+        help="Address of the server. Default: that of what runs in .unicron here, else http://127.0.0.1:8642",
+        callback=lambda given: given or here.address(),
+        **_SERVER,
+    ),
 ]
 Since = Annotated[
     str | None,

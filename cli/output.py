@@ -234,6 +234,10 @@ def seconds_between(start: str | None, end: str | None) -> str | None:
     return f"{(datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds():.3f}"
 
 
-def clock(at: str | None) -> str | None:
+def clock(at: str | None, *, milliseconds: bool = False) -> str | None:
     """Return a time of the interface as date and time of day, in UTC."""
-    return None if at is None else datetime.fromisoformat(at).strftime("%Y-%m-%d %H:%M:%S")
+    if at is None:
+        return None
+    found = datetime.fromisoformat(at)
+    seconds = f"{found:%Y-%m-%d %H:%M:%S}"
+    return f"{seconds}.{found.microsecond // 1000:03}" if milliseconds else seconds

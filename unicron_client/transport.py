@@ -82,7 +82,8 @@ def transport_errors(server: str) -> Iterator[None]:
     except httpx.TransportError as err:
         raise Unavailable(
             f"cannot reach a server at {server} ({err}); start one with `unicron up`, "
-            "or name it with --server or UNICRON_SERVER"
+            "or name it with --server or UNICRON_SERVER",
+            server=server,
         ) from err
 
 

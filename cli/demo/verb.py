@@ -16,8 +16,9 @@ from rich.console import Console
 
 from cli.demo.report import Report, print_report
 from cli.demo.run import NODES, WORKERS_PER_NODE, DemoRun
+from cli.here import LOCK
 from cli.stack.devices import Device, DeviceOption, Division, divide, found
-from cli.stack.run_directory import DEMO_MARKER, LOCK, RunDirectory
+from cli.stack.run_directory import DEMO_MARKER, RunDirectory
 from shared.errors import Conflict, UnicronError
 
 FILE_COLUMNS = 160

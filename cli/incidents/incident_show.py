@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 from cli.ids import id_path
@@ -73,15 +74,18 @@ def _print(shown: dict[str, Any], page: dict[str, Any], *, wide: bool) -> None:
 
 def _print_facts(shown: dict[str, Any], currency: str) -> None:
     """Print what the log says of the incident, and its cost as measured."""
-    names = ("id", "kind", "severity", "method", "worker", "node", "task", "tasks", "rank", "step")
+    names = ("id", "kind", "severity", "method", "worker", "node", "task", "tasks", "rank")
     times = ("occurred_at", "detected_at", "planned_at", "resumed_at", "restored_at", "closed_at")
+    given = [datetime.fromisoformat(shown[name]) for name in times if shown[name] is not None]
+    close = max(given) - min(given) < timedelta(minutes=1)
     answer = ("response", "plans", "state_source", "steps_recomputed")
     money = [(f"cost.{name}", shown["cost"][name]) for name in _COSTS]
     print_fields(
         [
             *((name, shown[name]) for name in names),
+            ("step", None if shown["step"] is None else f"{shown['step'] + 1} ({shown['step']} were done)"),
             ("state", state_of(shown)),
-            *((name, clock(shown[name])) for name in times),
+            *((name, clock(shown[name], milliseconds=close)) for name in times),
             *((name, shown[name]) for name in answer),
             *money,
             ("cost.currency", currency),
@@ -193,8 +197,8 @@ def next_commands(shown: dict[str, Any], page: dict[str, Any]) -> Iterator[tuple
         yield _command("plan", "show", plan), "the plan that answered it, with its milestones"
     for task in shown["tasks"]:
         yield _command("show", task), "the task as it is now"
-    if shown["task"] and shown["rank"] is not None:
-        yield _command("logs", shown["task"], "--rank", str(shown["rank"])), "what the rank printed"
+    if shown["task"] and shown["worker"]:  # ranks are renumbered after a fault
+        yield _command("logs", shown["task"], "--worker", shown["worker"]), "what it printed, before and after"
     if shown["node"]:
         yield _command("nodes"), f"node {shown['node']} among the others"
     positions = [moment["position"] for moment in page["timeline"] if moment["position"] is not None]

@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TextIO
 
+from cli.here import DEFAULT_RUN_DIR
 from cli.launch.checking import say
-from cli.launch.ending import Ending, ending_of
+from cli.launch.ending import Ending, ending_of, lines_of_fault
 from cli.launch.interrupts import Interrupts, OnInterrupt, answer_of, decided
 from cli.launch.place import Place
 from cli.launch.submission import Submitted, Whole, submit
@@ -29,6 +30,7 @@ from shared.tasks.specification import TaskSpec
 from unicron_client.answers import task_path
 from unicron_client.resources import ENDED, Client
 from unicron_client.shipped_code import Shipment
+from unicron_client.transport import Params
 
 PATIENCE_S = 300.0
 """How long a server may be away. A control plane that is started anew is back within a minute, and a run of days must
@@ -39,6 +41,12 @@ POLL_S = 0.2
 
 LOOK_S = 5.0
 """Time between two looks at whether the task waits: for people."""
+
+FAULTS_S = 1.0
+"""Time between two looks at the task's faults: what its ranks print of one should not stand alone for long."""
+
+MOST_FAULTS = 20
+"""Newest faults that are looked at."""
 
 LAST_OUTPUT_S = 10.0
 """How long the output may take behind the end of a task that was stopped; it takes one second."""
@@ -160,9 +168,13 @@ async def _follow(launched: Launched, url: str, interrupts: Interrupts) -> tuple
     embedded = launched.place.server is None
     submitted = await asyncio.to_thread(_submit, launched, url)
     name, left = submitted.task["name"], False
+    if embedded:
+        where = "" if launched.place.run_dir == DEFAULT_RUN_DIR else f" --server {url}"
+        say(f"look: `unicron show {name}{where}`, in this folder")
     async with WaitingClient(url, poll_s=POLL_S, patience_s=PATIENCE_S) as client:
         output = asyncio.create_task(_print_output(url, submitted, launched))
         waits = asyncio.create_task(_say_waits(client, name))
+        faults = asyncio.create_task(_say_faults(client, submitted.task))
         try:
             await _first(output, interrupts.came)
             if output.done():
@@ -170,10 +182,13 @@ async def _follow(launched: Launched, url: str, interrupts: Interrupts) -> tuple
             else:
                 left = await _interrupted(client, name, launched, interrupts, output)
         finally:
-            for one in (output, waits):
+            for one in (output, waits, faults):
                 one.cancel()
-            await asyncio.gather(output, waits, return_exceptions=True)
-    return await asyncio.to_thread(_ending, url, name, launched if embedded else None), left
+            await asyncio.gather(output, waits, faults, return_exceptions=True)
+    ending = await asyncio.to_thread(_ending, url, name, launched if embedded else None)
+    if embedded and ending.task["result"] is not None:
+        say(f"parameters: {ending.task['result']['parameters_path']}")
+    return ending, left
 
 
 def _submit(launched: Launched, url: str) -> Submitted:
@@ -267,6 +282,21 @@ async def _say_waits(client: WaitingClient, name: str) -> None:
             if reason and reason != known:
                 say(f"{name} waits ({task['state']}): {reason}")
             known = reason
+
+
+async def _say_faults(client: WaitingClient, task: Record) -> None:
+    """Say of each fault that hits the task what it is, and how it was healed."""
+    said: Counter[str] = Counter()
+    newest: Params = {"task": task["name"], "order": "newest", "limit": MOST_FAULTS}
+    while True:
+        await asyncio.sleep(FAULTS_S)
+        with contextlib.suppress(UnicronError):
+            for incident in reversed((await client.get("/v1/incidents", newest))["items"]):
+                if incident["detected_at"] < task["submitted_at"]:
+                    continue
+                for line in lines_of_fault(incident, said[incident["id"]]):
+                    said[incident["id"]] += 1
+                    say(line)
 
 
 async def _interrupted(

@@ -100,6 +100,25 @@ def ending_of(client: Client, name: str, run_dir: Path | None) -> Ending:
     return Ending(task, incidents, pages)
 
 
+def lines_of_fault(incident: Record, said: int) -> list[str]:
+    """Return the lines about a fault while the task runs: what it is, and how it was healed.
+
+    Args:
+        incident: the fault as it is now.
+        said: how many of its lines were returned before; they are left out.
+    """
+    where = incident["worker"] or incident["node"] or incident["task"]
+    rank = "" if incident["rank"] is None else f" (rank {incident['rank']})"
+    step = "" if incident["step"] is None else f" in step {incident['step'] + 1}"
+    lines = [f"{incident['kind']} of {where}{rank}{step}; `unicron incidents show {incident['id'][:SHORT_ID]}`"]
+    if incident["resumed_at"] is not None:
+        healed_s = (_time(incident["resumed_at"]) - _time(incident["occurred_at"])).total_seconds()
+        again = incident["steps_recomputed"]
+        lost = f"{again} step{'s' * (again > 1)} computed again" if again else "no step lost"
+        lines.append(f"{incident['kind']} of {where}: healed after {healed_s:.1f} s, {lost}")
+    return lines[said:]
+
+
 def _write_pages(client: Client, name: str, incidents: Sequence[Record], folder: Path) -> list[str]:
     """Write the post-mortem of each incident as a page; return the files as they can be typed."""
     if incidents:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from cli.here import DEFAULT_RUN_DIR
 from cli.launch.allocation import Allocation
 from cli.launch.environment import OF_DEVICES
 from cli.stack.devices import MOST, Device, Division, divide, found
@@ -17,8 +18,6 @@ from unicron_client.connection import Connection
 
 LOOK_S = 2.0
 """How long a server at the default address may take to answer. It is on this machine, and answers in milliseconds."""
-
-DEFAULT_RUN_DIR = Path(".unicron")
 
 
 class Place(NamedTuple):

@@ -14,7 +14,7 @@ import typer
 from cli.interrupt import INTERRUPTED
 from cli.launch.checking import Checked, checked, fork_server_interpreter, said, say, show, unused
 from cli.launch.interrupts import OnInterrupt
-from cli.options import Format, Output, Server, Ship, ShipFiles
+from cli.options import Format, GivenServer, Output, Ship, ShipFiles
 from cli.stack.devices import MOST, Device, DeviceOption
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def run(
     ] = None,
     ship: Ship = None,
     ship_file: ShipFiles = None,
-    server: Server = None,
+    server: GivenServer = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(help="Run here, in an embedded stack that writes there. Default without a server: .unicron."),

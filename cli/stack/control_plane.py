@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from ipaddress import ip_address
 
+from cli.here import PORT
 from cli.stack.child import Child
 from cli.stack.children import SERVICES, STOP_ORDER, Children
 from cli.stack.run_directory import RunDirectory
@@ -65,7 +66,7 @@ class ControlPlane:
         self.run_directory.acquire()
         check_free(self._settings.host, self._settings.port)
         await self._children.start()
-        port = (self.run_directory.path / "services" / "api.port").read_text().strip()
+        port = (self.run_directory.path / PORT).read_text().strip()
         # An api that is started again must listen where its clients know it.
         self._children["api"].environment["UNICRON_PORT"] = port
         scheme = "http" if self._settings.tls_certificate is None else "https"

@@ -9,15 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from cli.here import LOCK, PORT
 from cli.stack.file_system import mount_of, without_locks
 from shared.errors import Conflict, InvalidInput, Unavailable
 from shared.settings.model import read_settings
 
 DEMO_MARKER = "made-by-demo"
 """File in a run directory that only demos have used: the next demo may replace it."""
-
-LOCK = "lock"
-"""File in a run directory, locked by the process that uses it; it contains that process's pid and machine."""
 
 MOUNTS = Path("/proc/self/mounts")
 
@@ -54,6 +52,7 @@ class RunDirectory:
         except OSError as err:
             os.close(lock)
             raise Unavailable(f"run directory {self.path} cannot be locked ({err.strerror}); {_ELSEWHERE}") from err
+        (self.path / PORT).unlink(missing_ok=True)
         os.ftruncate(lock, 0)
         os.write(lock, f"{os.getpid()} on {socket.gethostname()}".encode())
         self._lock = lock

@@ -19,6 +19,7 @@ from typing import Self
 
 import psutil
 
+from cli.here import PORT
 from cli.stack.child import START_TIMEOUT_S, Child
 from cli.stack.children import SERVICES, STANDBYS, STOP_ORDER, Children
 from cli.stack.machine import agent_variables, environment_of, forget_memory, own_address
@@ -143,7 +144,7 @@ class Stack:
             self._children.add(Child(node, "services.agent.main", self.agent_environment(node), self.run_dir))
         self._keeping.append(asyncio.create_task(self._keep_nats()))
         await self._children.start()
-        port = (self.run_dir / "services" / "api.port").read_text().strip()
+        port = (self.run_dir / PORT).read_text().strip()
         self.url = f"http://127.0.0.1:{port}"
         # A restarted api must listen where its clients know it.
         self._children["api"].environment["UNICRON_PORT"] = port

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from cli.stack.devices import MOST, Device, DeviceOption, divide, found
+from cli.stack.devices import MOST, Device, DeviceOption, Division, divide, found
 from cli.stack.foreground import run
 from cli.stack.run_directory import DEMO_MARKER
 from cli.stack.stack import Stack
@@ -22,7 +22,8 @@ def up(
     run_dir: Annotated[Path, typer.Option(help="Folder for everything a run writes.")] = Path(".unicron"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the API; 0 for any.")] = DEFAULT_PORT,
     nodes: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="Node agents to start. Default: 1 with GPUs, else 4.")
+        int | None,
+        typer.Option(min=0, max=MOST, help="Node agents to start; 0: only to look. Default: 1 with GPUs, else 4."),
     ] = None,
     workers_per_node: Annotated[
         int | None, typer.Option(min=1, max=MOST, help="Workers of each node. Default: one for each GPU, else 2.")
@@ -39,7 +40,7 @@ def up(
     Prints one line, ``ready URL``, when it can take tasks. A task that was running when the stack was stopped
     resumes from its newest checkpoint when a stack is started in the same run directory.
     """
-    divided = divide(found(), device, nodes, workers_per_node, who="its workers")
+    divided = Division(0, 1) if nodes == 0 else divide(found(), device, nodes, workers_per_node, who="its workers")
     if divided.said:
         print(divided.said, file=sys.stderr)
     stack = Stack(

@@ -24,6 +24,9 @@ _WAITING = frozenset({"pending", "queued"})
 def logs(
     task: TaskName,
     rank: Annotated[int | None, typer.Option(min=0, help="Only the worker of this rank.")] = None,
+    worker: Annotated[
+        str | None, typer.Option(metavar="WORKER", help="Only this worker, such as n0/1: it stays when ranks change.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more until the task ends.")] = False,
     tail: Annotated[
         int | None,
@@ -57,11 +60,13 @@ def logs(
         printed = False
         found = output_of(client, task, rank=rank, follow=follow, tail=tail, since=moment(since), wanted=wanted)
         for entry in found:
+            if worker is not None and worker not in entry.get("workers", [entry.get("worker")]):
+                continue
             printed = True
             if output is Format.JSON:
                 print(json.dumps(entry), flush=follow)
             else:
-                _print(entry, named=rank is None, flush=follow)
+                _print(entry, named=rank is None and worker is None, flush=follow)
         if not printed and not follow:
             _say_why_silent(client.get(path))
 

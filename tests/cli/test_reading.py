@@ -100,6 +100,10 @@ async def test_lines_are_searched_and_cut(healed: Server) -> None:
     assert "--grep: '(' must be a regular expression" in refused.err
     shown = await call_unicron("logs", "gpt", "--rank", "0", "--tail", "2", server=healed.url)
     assert (shown.code, shown.out) == (0, "loss 2\ndone\n")
+    (output / "1-n0-1.log").write_text("of another\n")
+    for worker, lines in (("n0/0", "loss 2\ndone\n"), ("n0/1", "of another\n"), ("n9/9", "")):
+        shown = await call_unicron("logs", "gpt", "--worker", worker, "--tail", "2", server=healed.url)
+        assert (shown.code, shown.out) == (0, lines)
 
 
 async def test_a_terminal_is_told_nothing_by_what_a_rank_prints(healed: Server) -> None:

@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 import yaml
 
-from cli.launch.ending import Ending
+from cli.launch.course import _say_faults
+from cli.launch.ending import Ending, lines_of_fault
 from cli.launch.interrupts import OnInterrupt, decided
 from cli.launch.place import devices_of, division, inherited, place_of
 from cli.launch.submission import Submitted, submit
 from cli.stack.devices import Device, Division
+from cli.waiting import WaitingClient
 from services.agent.machine.hardware import Devices
 from shared.errors import Conflict, InvalidInput, NoDevice
 from shared.events.union import TaskFailed, TaskFinished, TaskStopped, TaskStopRequested
@@ -377,6 +379,37 @@ def task(**fields: Any) -> Mapping[str, Any]:
         "spec": {},
         **fields,
     }
+
+
+async def test_a_fault_is_said_once_as_it_is_seen_and_once_as_it_is_healed(
+    healed: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.launch.course.FAULTS_S", 0.0)
+    gpt = (await healed.http.get("/v1/tasks/gpt")).json()
+    looks = 0
+
+    class Looking(WaitingClient):
+        async def get(self, *arguments: Any) -> Any:
+            nonlocal looks
+            looks += 1
+            return await super().get(*arguments)
+
+    async def looked() -> bool:
+        return looks > 3
+
+    async with Looking(healed.url) as client:
+        saying = asyncio.create_task(_say_faults(client, gpt))
+        await until(looked)
+        saying.cancel()
+        await asyncio.gather(saying, return_exceptions=True)
+    assert capsys.readouterr().err.splitlines() == [
+        "unicron: process-exit of n1/1 (rank 3) in step 91; `unicron incidents show i1`",
+        "unicron: process-exit of n1/1: healed after 3.0 s, no step lost",
+    ]
+    [incident] = (await healed.http.get("/v1/incidents")).json()["items"]
+    [line] = lines_of_fault(incident | {"steps_recomputed": 2}, 1)
+    assert line.endswith("2 steps computed again")
+    assert len(lines_of_fault(incident | {"resumed_at": None}, 0)) == 1
 
 
 def test_the_last_line_has_what_faults_have_cost() -> None:

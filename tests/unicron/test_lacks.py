@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -15,6 +17,7 @@ import torch.distributed as dist
 from unicron.errors import CommunicationFailed
 from unicron.link import lacks, reporting
 from unicron.link.lacks import lack_of
+from unicron.protocol.messages import Raised
 
 GLOO = "[enforce fail at gloo/transport/tcp/socket.cc:24] rv != -1. -1 vs -1. socket: "
 
@@ -100,6 +103,23 @@ def test_a_call_of_its_own_that_failed_says_what_the_process_lacks(error: BaseEx
 def test_a_lost_peer_is_no_lack(error: BaseException) -> None:
     assert lack_of(error) is None
     assert reporting.is_communication(error)
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+def test_a_lost_peer_is_one_line_of_the_output_where_a_new_generation_answers(
+    supervised: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent: list[Raised] = []
+    link: Any = SimpleNamespace(supervised=supervised, generation=2, rank=0, send=sent.append)
+    reporting.report(link, RuntimeError(f"{GLOO}Connection closed by peer"), step=118)
+    printed = capsys.readouterr().err
+    if supervised:
+        assert printed == "unicron: step 118 was broken off, and comes again: a peer is gone\n"
+    else:
+        assert "Connection closed by peer" in printed
+    assert (sent[0].kind, "Connection closed by peer" in sent[0].traceback) == ("communication", True)
+    reporting.report(link, ValueError("the script's"), step=118)
+    assert "ValueError: the script's" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

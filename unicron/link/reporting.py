@@ -26,6 +26,27 @@ TRACEBACK_CHARACTERS = 16 * 1024
 DETAIL_CHARACTERS = 1000
 """Longest error message sent: as much as a list of incidents can show."""
 
+_SOURCES = {
+    "own": "own state",
+    "live": "the live state of another rank",
+    "memory": "a snapshot on this node",
+    "peer-memory": "a snapshot on another node",
+    "checkpoint": "a checkpoint",
+    "loaded": "the checkpoint that the script was given",
+    "initial": "initial parameters",
+    "script": "script",
+}
+"""``Resumed.source`` in words."""
+
+_PHASES = {
+    "rebuild": "groups",
+    "agree": "agreement",
+    "move": "state",
+    "redistribute": "missing micro-batches",
+    "first_step": "first step",
+}
+"""``Resumed.phases`` in words."""
+
 NAME_CHARACTERS = 300
 """Longest name of a parameter sent; those of Megatron's models have at most 100 characters."""
 
@@ -69,7 +90,7 @@ def kind(error: BaseException, *, starting: bool = False) -> str:
 
 
 def report(link: AgentLink, error: BaseException, *, step: int, starting: bool = False) -> None:
-    """Print an error and report it to the agent.
+    """Print an error and report it to the agent: of a lost peer, which a new generation answers, one line is printed.
 
     Args:
         link: to the agent.
@@ -82,7 +103,8 @@ def report(link: AgentLink, error: BaseException, *, step: int, starting: bool =
     found = error if isinstance(error, NonFiniteValue) else NonFiniteValue("")
     lack = lack_of(error) or Lack("", "")
     detail = f"{str(error)[: DETAIL_CHARACTERS // 2]}; {lack}" if lack.resource else str(error)
-    print(text, file=sys.stderr, flush=True)
+    broken_off = f"unicron: step {step} was broken off, and comes again: {_of_peer(error)}"
+    print(broken_off if step and link.supervised and is_communication(error) else text, file=sys.stderr, flush=True)
     link.send(
         Raised(
             generation=link.generation,
@@ -101,11 +123,16 @@ def report(link: AgentLink, error: BaseException, *, step: int, starting: bool =
     )
 
 
+def _of_peer(error: BaseException) -> str:
+    return str(error) if isinstance(error, CommunicationFailed) else "a peer is gone"
+
+
 def report_resumed(link: AgentLink, message: Resumed) -> None:
     """Print and report that the first step of a generation is done."""
     link.send(message)
-    shown = " ".join(f"{k}={v:.3f}" for k, v in message.phases.items())
-    print(f"generation {message.generation} from {message.source}{f': {shown}' if shown else ''}", flush=True)
+    shown = ", ".join(f"{_PHASES.get(name, name)} {seconds:.3f} s" for name, seconds in message.phases.items())
+    source = _SOURCES.get(message.source, message.source)
+    print(f"unicron: generation {message.generation} from {source}{f': {shown}' if shown else ''}", flush=True)
 
 
 def _forget_lines(error: BaseException) -> None:
