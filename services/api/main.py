@@ -223,7 +223,7 @@ async def serve(context: Context) -> None:
         sending = asyncio.create_task(notices.keep_sending(gateway), name="notices")
         collecting = asyncio.create_task(gateway.metrics.keep_collecting(), name="metrics")
         removing = asyncio.create_task(gateway.code.keep_removing(), name="code")
-        ending = asyncio.create_task(trouble_requests.keep_ending(gateway), name="troubles")
+        ending = asyncio.create_task(trouble_requests.keep_ending(gateway, health.readiness), name="troubles")
         try:
             await _first(asyncio.create_task(server.listens.wait()), serving, following)
             write_port(settings.run_dir, listening.getsockname()[1])
