@@ -18,6 +18,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import Depends, FastAPI
+from fastapi_offline import FastAPIOffline
 
 from services.api import openapi
 from services.api.access.access import Access
@@ -105,7 +106,8 @@ ROUTERS = tuple(
 
 def application() -> FastAPI:
     """Return the endpoints, without a gateway that they could work with, and without what is before them."""
-    app = FastAPI(
+    app = FastAPIOffline(
+        redoc_url=None,
         title="Unicron",
         summary="Workload manager for large-model training that heals itself at the lowest total cost.",
         version=metadata.version("unicron-cluster") if _installed() else "0",
