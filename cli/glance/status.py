@@ -61,13 +61,16 @@ def _rows(check: dict[str, Any]) -> Iterator[tuple[str, str, int | None, str]]:
 
 def _lines(found: dict[str, Any], states: dict[str, int], most: int | None) -> Iterator[str]:
     checks = found["status"]["checks"]
-    yield summary(found["status"])
+    # The control plane has the first line.
+    control = [one for one in found["items"] if one["kind"] == "control-plane"]
+    yield "; ".join([summary(found["status"]), *map(_who, control)])
+    yield from (f"  to do: {' '.join(one['todo'])}" for one in control)
     yield from (f"nodes: {check['detail']}" for check in checks if check["name"] == "nodes")
     yield f"tasks: {', '.join(f'{number} {state}' for state, number in states.items()) or 'none goes on'}"
-    # The control plane has the first line.
-    causes = [one for one in found["items"] if one["kind"] != "control-plane"]
+    causes = [one for one in found["items"] if one not in control]
     if not causes:
         yield "no other trouble" if found["items"] else "no trouble"
+    most = most if most is None else most - len(control)
     for one in causes[:most]:
         since = f" since {_brief_clock(one['since'], found['as_of'])} UTC" if one["since"] else ""
         late = "" if one["late_s"] is None else f", {one['late_s']:.0f} s late"
