@@ -60,19 +60,20 @@ def _rows(check: dict[str, Any]) -> Iterator[tuple[str, str, int | None, str]]:
 
 
 def _lines(found: dict[str, Any], states: dict[str, int], most: int | None) -> Iterator[str]:
-    from shared.views.incident_parts import than_usual
-
     checks = found["status"]["checks"]
-    yield summary(found["status"])
+    # The control plane has the first line.
+    control = [one for one in found["items"] if one["kind"] == "control-plane"]
+    yield "; ".join([summary(found["status"]), *map(_who, control)])
+    yield from (f"  to do: {' '.join(one['todo'])}" for one in control)
     yield from (f"nodes: {check['detail']}" for check in checks if check["name"] == "nodes")
     yield f"tasks: {', '.join(f'{number} {state}' for state, number in states.items()) or 'none goes on'}"
-    # The control plane has the first line.
-    causes = [one for one in found["items"] if one["kind"] != "control-plane"]
+    causes = [one for one in found["items"] if one not in control]
     if not causes:
         yield "no other trouble" if found["items"] else "no trouble"
+    most = most if most is None else most - len(control)
     for one in causes[:most]:
-        since = f" since {clock(one['since'])} UTC" if one["since"] else ""
-        late = "" if one["late_s"] is None else f", {one['late_s']:.0f} s longer than {than_usual(one['usual_s'])}"
+        since = f" since {_brief_clock(one['since'], found['as_of'])} UTC" if one["since"] else ""
+        late = "" if one["late_s"] is None else f", {one['late_s']:.0f} s late"
         loses = one["money_per_hour"] or 0.0
         yield f"{one['what']} ({one['state']}{since}{late}; {loses:.4g} {found['currency']}/h; {_who(one)})"
         if one["todo"]:
@@ -80,6 +81,12 @@ def _lines(found: dict[str, Any], states: dict[str, int], most: int | None) -> I
     more = found["more"] + len(causes[len(causes) if most is None else most :])
     if more:
         yield f"and {more} more: -o wide"
+
+
+def _brief_clock(at: str, now: str) -> str:
+    """Return a time, without its date where that is the present one."""
+    shown = str(clock(at))
+    return shown.removeprefix(f"{now[:10]} ")
 
 
 def _who(cause: dict[str, Any]) -> str:

@@ -123,7 +123,7 @@ def _print_attempts(shown: dict[str, Any], *, wide: bool) -> None:
     print_table(("ATTEMPT", "AT (UTC)", "WHERE", "STEP", "SEV", "RESPONSE"), rows, wide=wide)
 
 
-def state_of(shown: dict[str, Any]) -> str:
+def state_of(shown: dict[str, Any], *, briefly: bool = False) -> str:
     """Return whether an incident is open, how late it is then, and which tasks did not survive it."""
     if shown["failed_tasks"]:
         how = f"{', '.join(shown['failed_tasks'])} failed"
@@ -132,6 +132,8 @@ def state_of(shown: dict[str, Any]) -> str:
         return "closed" if shown["restored_at"] else "closed, not healed"
     if shown["stuck_s"] is None:
         return "open"
+    if briefly:
+        return f"stuck +{shown['stuck_s']:.0f} s"
     from shared.views.incident_parts import than_usual
 
     return f"open: stuck, {shown['stuck_s']:.0f} s longer than {than_usual(shown['usual_s'])}"

@@ -79,7 +79,8 @@ def incidents(
     would have cost.
 
     DETECT: seconds from the fault to its detection. RESUME and RESTORE: seconds from the detection to the end of the
-    interrupted step, and to planned strength; a fault from which a task did not recover has none.
+    interrupted step, and to planned strength; a fault from which a task did not recover has none. STATE stuck: it is
+    open, and takes so much longer than is usual for its kind.
     """
     if context.invoked_subcommand is not None:
         given = {"--task": task, "--state": state, "--since": since, "--last": last, "--all": every or None}
@@ -119,7 +120,7 @@ def incidents(
             found["state_source"],
             found["response"],
             *((found["acknowledged"] and found["acknowledged"]["by"], len(found["notes"])) if wide else ()),
-            state_of(found),
+            state_of(found, briefly=True),
         )
         for found in page["items"]
     ]

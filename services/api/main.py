@@ -18,6 +18,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import Depends, FastAPI
+from fastapi_offline import FastAPIOffline
 
 from services.api import openapi
 from services.api.access.access import Access
@@ -104,7 +105,8 @@ ROUTERS = tuple(
 
 def application() -> FastAPI:
     """Return the endpoints, without a gateway that they could work with, and without what is before them."""
-    app = FastAPI(
+    app = FastAPIOffline(
+        redoc_url=None,
         title="Unicron",
         summary="Workload manager for large-model training that heals itself at the lowest total cost.",
         version=metadata.version("unicron-cluster") if _installed() else "0",
@@ -222,7 +224,7 @@ async def serve(context: Context) -> None:
         hearing = asyncio.create_task(live.keep_hearing(context.bus), name="heartbeats")
         collecting = asyncio.create_task(gateway.metrics.keep_collecting(), name="metrics")
         removing = asyncio.create_task(gateway.code.keep_removing(), name="code")
-        ending = asyncio.create_task(trouble_requests.keep_ending(gateway), name="troubles")
+        ending = asyncio.create_task(trouble_requests.keep_ending(gateway, health.readiness), name="troubles")
         try:
             await _first(asyncio.create_task(server.listens.wait()), serving, following)
             write_port(settings.run_dir, listening.getsockname()[1])

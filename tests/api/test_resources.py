@@ -337,6 +337,9 @@ async def test_the_head_of_the_log_can_be_noted(healed: Server) -> None:
 
 
 async def test_the_interface_is_described(api: Server) -> None:
-    assert (await api.http.get("/docs")).status_code == 200
+    page = (await api.http.get("/docs")).text
+    files = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert [name for name in files if not name.startswith("/static-offline-docs/")] == []  # none from elsewhere
+    assert {(await api.http.get(name)).status_code for name in files} == {200}
     paths = (await api.http.get("/openapi.json")).json()["paths"]
     assert "application/yaml" in paths["/v1/tasks"]["post"]["requestBody"]["content"]

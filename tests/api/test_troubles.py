@@ -89,7 +89,7 @@ def test_a_stuck_incident_says_since_when_against_usual_what_it_costs_and_what_t
     assert late.since == story.time(200)
     assert late.money_per_hour == pytest.approx(4 * PRICE)
     assert late.cost_basis == "4 workers standing still: no plan yet"
-    assert late.todo == ["It is stuck: `unicron status` says how far each part of the control plane is, its log why."]
+    assert late.todo == ["It is stuck: `unicron status -o wide` says how far each part is, the log of that part why."]
     assert (late.by, late.incidents, late.tasks) == (None, ["i2"], ["gpt"])
 
 

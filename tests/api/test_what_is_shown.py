@@ -93,7 +93,7 @@ def test_an_incident_that_takes_longer_than_its_kind_usually_does_is_stuck(story
     assert late.incident.stuck_s == 32.0
     assert late.headline.endswith("not at planned strength yet: stuck, 32.00 s longer than usual (median 8 s)")
     assert "stuck, 32.00 s longer than usual (median 8 s)" in late.standing[0]
-    assert late.todo == ["It is stuck: `unicron status` says how far each part of the control plane is, its log why."]
+    assert late.todo == ["It is stuck: `unicron status -o wide` says how far each part is, the log of that part why."]
     over = shown(story, tmp_path, story.time(240), "i1")
     assert (over.incident.usual_s, over.incident.stuck_s) == (None, None)
 

@@ -34,7 +34,9 @@ async def test_the_status_of_a_cluster_fits_ten_lines_and_says_what_needs_somebo
     before = await call_unicron("status", server=healed.url)
     assert before.code == 1
     assert before.out.startswith("control plane: does not work: detector")
-    assert before.out.splitlines()[1:] == ["nodes: 2 ready", "tasks: 1 running", "no other trouble"]
+    assert before.out.splitlines()[0].endswith("; nobody is on it: control-plane")
+    assert before.out.splitlines()[1].startswith("  to do: Start detector, planner, transition again")
+    assert before.out.splitlines()[2:] == ["nodes: 2 ready", "tasks: 1 running", "no other trouble"]
     for number in range(9):
         await fault(healed, f"open-{number}", "gpt")
     ended = {"task": "gpt", "generation": 3, "step": 3, "incident": "open-0"}
@@ -44,7 +46,7 @@ async def test_the_status_of_a_cluster_fits_ten_lines_and_says_what_needs_somebo
     lines = shown.out.splitlines()
     assert shown.code == 1
     assert len(lines) <= 10
-    assert lines[1:3] == ["nodes: 2 ready", "tasks: none goes on"]
+    assert lines[2:4] == ["nodes: 2 ready", "tasks: none goes on"]
     (failed,) = [place for place, line in enumerate(lines) if line.startswith("gpt failed: it is wrong (failed since")]
     assert "unicron resume gpt" in lines[failed + 1]
     assert "nobody is on it: task-failed" not in shown.out  # it has an incident

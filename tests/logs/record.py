@@ -358,6 +358,15 @@ def measured_node(python: Path, run_dir: Path) -> None:
         cluster.ends("measured", "stopped")
 
 
+def taken_cause(python: Path, run_dir: Path) -> None:
+    """Record a task that waits for more workers than there are: a user takes care of it, until the task is stopped."""
+    with running(python, run_dir) as cluster:
+        cluster.submit("patient", workers={"min": 8})
+        cluster.takes("queue")
+        cluster.stop("patient")
+        cluster.has_logged("trouble.ended")
+
+
 COURSES: dict[str, Callable[[Path, Path], None]] = {
     "demo": demo,
     "every-event": every_event,
@@ -371,6 +380,7 @@ COURSES: dict[str, Callable[[Path, Path], None]] = {
     "unwritten-result": unwritten_result,
     "reported-node": reported_node,
     "measured-node": measured_node,
+    "taken-cause": taken_cause,
 }
 
 

@@ -98,6 +98,19 @@ class Cluster:
         for path, body in (("acknowledge", None), ("notes", {"text": text})):
             self._client.post(f"/v1/incidents/{incident['id']}/{path}", json=body).raise_for_status()
 
+    def takes(self, key: str) -> None:
+        """Acknowledge a cause of trouble, once there is one of this key."""
+
+        def taken() -> bool:
+            return self._client.post(f"/v1/troubles/{key}/acknowledge").is_success
+
+        self._until(taken, f"{key} is acknowledged")
+
+    def has_logged(self, kind: str) -> None:
+        """Wait until there is an event of a type."""
+        wanted = {"type": kind}
+        self._until(lambda: bool(self._client.get("/v1/events", params=wanted).json()["items"]), f"there is {kind}")
+
     def refuses(self, name: str) -> None:
         """Wait until a task has not stopped as asked."""
         self._until(lambda: bool(self.task(name)["stop_refused"]), f"{name} is not stopped")

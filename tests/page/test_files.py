@@ -12,6 +12,8 @@ import pytest
 
 from services.api.page.assets import assets
 from tests.api.conftest import offline
+from tests.api.kit import Server
+from tests.page.kit import browsing
 
 __all__ = ["offline"]
 
@@ -147,3 +149,11 @@ def test_the_pictures_of_the_readme_are_small_and_shown() -> None:
     pictures = {*(root / "docs" / "images").glob("*.png")}
     assert {path.name for path in pictures} == {"page-light.png", "page-dark.png", "postmortem.png"}
     assert all(f"docs/images/{path.name}" in readme and path.stat().st_size < MOST_PICTURE_BYTES for path in pictures)
+
+
+@pytest.mark.page
+async def test_the_interface_is_described_without_the_internet(cluster: Server) -> None:
+    async with browsing(cluster) as browser:
+        await browser.page.goto(f"{cluster.url}/docs")
+        await browser.shows(".opblock-summary-path", "/v1/troubles")
+        browser.check()

@@ -180,7 +180,7 @@ def _while_open(incident: Incident, away: Sequence[str]) -> list[str]:
     if away:
         return [f"The control plane does not work, so nothing heals it: {'; '.join(away)}. Start again what is away."]
     if incident.stuck_s is not None:
-        return ["It is stuck: `unicron status` says how far each part of the control plane is, its log why."]
+        return ["It is stuck: `unicron status -o wide` says how far each part is, the log of that part why."]
     return ["Wait: it is being healed. `unicron status` says whether every part of the control plane works."]
 
 

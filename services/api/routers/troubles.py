@@ -43,7 +43,8 @@ async def troubles(api: Api) -> Response:
 @router.post("/{key}/acknowledge", response_model=Trouble, responses=CHANGE)
 async def acknowledge(key: Id, api: Api, who: Submitter) -> Response:
     """Say that somebody takes care of a cause, or of the incidents that it has. It holds until the cause is no more."""
-    return as_json(await trouble_requests.acknowledge(api, key, who))
+    status = await health.readiness(api)
+    return as_json(await trouble_requests.acknowledge(api, key, who, status.checks))
 
 
 def _answer(found: list[Trouble], cluster: ClusterView, status: Readiness, as_of: datetime) -> Troubles:
