@@ -40,6 +40,7 @@ COURSES = [
     "unwritten-result",
     "reported-node",
     "measured-node",
+    "taken-cause",
 ]
 
 EVENT_TYPES = set(EVENT.json_schema()["discriminator"]["mapping"])
