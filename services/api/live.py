@@ -30,7 +30,7 @@ UNWATCHED_PER_S = 250
 send a few times as many, and no decision depends on them here."""
 
 WATCHED_S = 10.0
-"""For how long after a request all heartbeats are read as they come: the page and ``unicron status --watch`` ask more
+"""For how long after a request all heartbeats are read as they come: the page and ``unicron top`` ask more
 often."""
 
 SLICE = 25

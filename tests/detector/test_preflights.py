@@ -234,6 +234,7 @@ async def test_a_slow_node_is_refused_and_an_operator_uses_it_and_a_self_test_me
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(preflight, "in_use", lambda: "")  # whatever other tests do on this machine
+    monkeypatch.setattr(neighbours, "WAIT_S", 0.1)  # nobody else asks
     python = prints(tmp_path, host_memory=4e9)
     wanted = settings.model_copy(update={"preflight": True, "interpreters": python})
     alike = (await preflight.measure(python, tmp_path, Devices())).model_copy(

@@ -267,8 +267,8 @@ def test_changes_that_the_log_does_not_bear(text: str, message: str, tmp_path: P
 
 
 def test_every_setting_that_decisions_use_can_be_changed() -> None:
-    """But ``prices`` of several kinds of workers: a log with several kinds is not simulated."""
-    others = {"event_id", "occurred_at", "schema_version", "type", "currency", "policy", "prices"}
+    """But ``prices`` of several kinds of workers, a log of which is not simulated, and the version of who decides."""
+    others = {"event_id", "occurred_at", "schema_version", "type", "currency", "policy", "prices", "decider"}
     assert set(SettingsInput.model_fields) == set(SETTINGS) == set(ClusterConfigured.model_fields) - others
     for name, field in SettingsInput.model_fields.items():
         assert field.metadata == Settings.model_fields[name].metadata
