@@ -135,7 +135,7 @@ def test_the_page_begins_with_what_an_operator_asks_first(
     short = parsed.sections["short"]
     assert next(iter(parsed.sections[name] for name in parsed.sections if name)) is short
     assert "Over: all tasks train on the workers that the plan gives them" in short
-    assert f"What to do: {made.todo[0]}" in short
+    assert f"What to do: {made.todo[0].replace('`', '')}" in short
     assert words.KINDS[kind] in short
     assert SHORT[kind] in short
     assert f"{made.incident.severity.value} means: {words.SEVERITIES[made.incident.severity]}" in short

@@ -215,7 +215,7 @@ async def test_axe_finds_no_violation_amid_troubles(cluster: Server, options: di
         await browser.shows("#trouble-list", "△ patient waits for workers")
         await browser.shows("#node-map .trouble", "n1")
         await browser.page.locator("#task-rows tr.failed summary").click()
-        await browser.page.locator("#trouble-list").get_by_role("button", name="Acknowledge").click()
+        await browser.page.locator("#trouble-list").get_by_role("button", name="Acknowledge incident i2").click()
         await browser.page.locator("#confirm-yes").click()
         await browser.shows("#message", "Incident i2 is acknowledged.")
         found = await Axe().run(browser.page)
