@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from services.detector.incidents import absences
 from services.detector.state import stalls
 from services.detector.state.cluster import DetectorState
-from services.detector.state.node import MonitoredNode
-from services.detector.state.places import Place, Summary
+from services.detector.state.node import MonitoredNode, Place, Summary
 from services.detector.state.stalls import StallLimits
 from services.detector.state.task import MonitoredTask
 

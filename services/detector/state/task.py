@@ -12,7 +12,7 @@ from pydantic import InstanceOf
 
 from services.detector.state.anomalies import OpenAnomaly
 from services.detector.state.known_errors import FailureHistory, KnownError
-from services.detector.state.places import Place
+from services.detector.state.node import Place
 from services.detector.state.progress_gaps import ProgressGaps, ProgressHistory
 from services.detector.state.regressions import TaskRates
 from services.detector.state.step_statistics import StepStatistics
