@@ -184,7 +184,7 @@ def _run(command: list[str], options: _Options, meeting: Meeting | None) -> None
         launched = replace(launched, whole=None)
     division = launched.division
     more = [launched.place.said, division.said if division else "", _bound() if division else "",
-            str(launched.shipped or "")]  # fmt: skip
+            str(launched.shipped or ""), _strength(launched.spec)]  # fmt: skip
     for line in (*said(found), *unused(found), *more):
         if line:
             say(line)
@@ -204,6 +204,14 @@ def _run(command: list[str], options: _Options, meeting: Meeting | None) -> None
         if at_limit and ending.task["state"] == "stopped":
             raise typer.Exit(AT_LIMIT)
         raise typer.Exit(REFUSED if require_healing and why_not_healed(ending.task["reason"] or "") else 1)
+
+
+def _strength(spec: TaskSpec) -> str:
+    """Return a line for the user if the task cannot go on with fewer workers, since nothing says its model."""
+    if spec.model_known or spec.workers.min == 1 or spec.workers.min != spec.workers.max:
+        return ""
+    least = spec.workers.min
+    return f"trains on {least} workers, and waits if there are fewer, unless --spec has `model` or `workers.min`"
 
 
 def _lacking(found: Checked, options: _Options, base: Mapping[str, Any]) -> str:

@@ -210,12 +210,16 @@ def _merged(planned: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, An
 def _workers(found: Checked, given: Given, *, restart: bool) -> dict[str, Any]:
     """Return the limits of the task's workers: of a whole restart exactly as many as it has processes.
 
+    So it is of a loop on the library without a model, unless the user says the least number: the planner begins such a
+    task with ``min`` workers, and gives it more only with a later plan (docs/planner.md).
+
     Raises:
         InvalidInput: nothing says how many.
     """
     base = given.base.get("workers", {})
     if not restart:
-        least = found.check.task.get("least_workers", 1)
+        lacks_model = found.script.loop is Loop.LIBRARY and "model" not in given.base
+        least = given.workers or 1 if lacks_model else found.check.task.get("least_workers", 1)
         return {"min": least, **base} | ({} if given.workers is None else {"max": given.workers})
     if (count := given.workers) is None:
         problem = "must be given: nothing says how many processes this script has, which restarts as a whole"

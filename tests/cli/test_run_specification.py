@@ -90,6 +90,9 @@ def test_a_loop_on_the_library_has_the_rest_in_a_file(folder: Path) -> None:
     assert "--spec FILE" in refused.value.detail
     without_model = {"batch": {"global": 8}, "steps": 20}
     assert not parse_spec(of("healed.py", base=without_model, workers=2)).model_known
+    assert of("healed.py", base=without_model, workers=2)["workers"] == {"min": 2, "max": 2}, "it begins with min"
+    least = without_model | {"workers": {"min": 1}}
+    assert of("healed.py", base=least, workers=2)["workers"] == {"min": 1, "max": 2}
     with pytest.raises(InvalidInput, match="tensor and pipeline above 1 need model"):
         parse_spec(of("healed.py", base=without_model | {"parallel": {"tensor": 2}}, workers=2))
     with pytest.raises(InvalidInput, match=r"model\.heads"):
