@@ -182,7 +182,7 @@ def test_a_job_that_loses_its_first_node_is_requeued_and_goes_on_without_it(slur
         # What ranks print before the run follows them again is in their own files alone.
         outputs = [path.read_text() for path in (slurm.folder / ".unicron/tasks" / TASK / "output").glob("*-0.log")]
         went_on = [
-            int(step) for text in outputs for step in re.findall(r"from checkpoint: (?s:.*?)\nstep (\d+) ", text)
+            int(step) for text in outputs for step in re.findall(r"from a checkpoint: (?s:.*?)\nstep (\d+) ", text)
         ]
         assert went_on
         assert (went_on[0] - 1) % EVERY == 0, "behind its newest checkpoint"
