@@ -169,8 +169,8 @@ async def _follow(launched: Launched, url: str, interrupts: Interrupts) -> tuple
     submitted = await asyncio.to_thread(_submit, launched, url)
     name, left = submitted.task["name"], False
     if embedded:
-        where = "" if launched.place.run_dir == DEFAULT_RUN_DIR else f" --server {url}"
-        say(f"look: `unicron show {name}{where}`, in this folder")
+        here = launched.place.run_dir == DEFAULT_RUN_DIR
+        say(f"look: `unicron show {name}`, in this folder" if here else f"look: `unicron show {name} --server {url}`")
     async with WaitingClient(url, poll_s=POLL_S, patience_s=PATIENCE_S) as client:
         output = asyncio.create_task(_print_output(url, submitted, launched))
         waits = asyncio.create_task(_say_waits(client, name))

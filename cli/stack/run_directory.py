@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,9 @@ from shared.settings.model import read_settings
 
 DEMO_MARKER = "made-by-demo"
 """File in a run directory that only demos have used: the next demo may replace it."""
+
+LOOK_S = 0.2
+"""Pause before the lock is tried again: a command that looks for a stack (``cli/here.py``) has it for an instant."""
 
 MOUNTS = Path("/proc/self/mounts")
 
@@ -41,7 +45,11 @@ class RunDirectory:
         (self.path / "services").mkdir(parents=True, exist_ok=True)
         lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(LOOK_S)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as err:
             owner = os.read(lock, 256).decode(errors="replace").strip() or "unknown"
             os.close(lock)

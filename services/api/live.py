@@ -26,11 +26,11 @@ RECENT_STEPS = 10
 
 
 UNWATCHED_PER_S = 250
-"""Heartbeats that are read in a second while nobody asks for the live state: those of 1,000 nodes within 4 s. The nodes
+"""Heartbeats that are read in a second while nobody looks at the live state: those of 1,000 nodes within 4 s. The nodes
 send a few times as many, and no decision depends on them here."""
 
 WATCHED_S = 10.0
-"""For how long after a request all heartbeats are read as they come: the page and ``unicron top`` ask more
+"""For how long after somebody has looked all heartbeats are read as they come: the page and ``unicron top`` look more
 often."""
 
 SLICE = 25
@@ -119,10 +119,10 @@ class Live:
         self._tasks: dict[str, LiveTask] = {}
         self._device_readings: dict[str, list[DeviceReading]] = {}
         self._reachability, self._reachability_at_s = Reachability(), 0.0
-        self._asked_at_s = 0.0
+        self._looked_at_s = 0.0
 
     async def keep_hearing(self, bus: Bus) -> None:
-        """Take in the heartbeats on the bus until cancelled, the newest of each node; slowly while nobody asks."""
+        """Take in the heartbeats on the bus until cancelled, the newest of each node; slowly while nobody looks."""
         waiting = Newest(HEARTBEATS, bus.dropped, utc_now)
         read = HEARTBEATS.receiver(self.hear, lambda _: None, bus.dropped)
 
@@ -134,7 +134,7 @@ class Live:
             await waiting.wait(WATCHED_S)
             for heartbeat, _ in waiting.take(SLICE):
                 self.add(heartbeat)
-            watched = time.monotonic() - self._asked_at_s < WATCHED_S
+            watched = time.monotonic() - self._looked_at_s < WATCHED_S
             await asyncio.sleep(0.0 if watched else SLICE / UNWATCHED_PER_S)
 
     async def hear_detector(self, reachability: Reachability) -> None:
@@ -172,9 +172,10 @@ class Live:
         """Drop the reports on a task, because it was submitted again."""
         self._tasks.pop(task, None)
 
-    def state(self) -> LiveState:
-        """Return the state of this moment."""
-        self._asked_at_s = time.monotonic()
+    def state(self, *, watched: bool = True) -> LiveState:
+        """Return the state of this moment. ``watched``: somebody looks at it; it is no regular probe."""
+        if watched:
+            self._looked_at_s = time.monotonic()
         stale = time.monotonic() - self._reachability_at_s > STALE_S
         reachability = Reachability() if stale else self._reachability
         return LiveState(

@@ -93,9 +93,9 @@ def _grouped(
     workers: tuple[str, ...], groups: Mapping[str, _Group], others: _Group
 ) -> list[tuple[_Group, tuple[str, ...]]]:
     """Return the groups of some workers, each with those in it. ``others``: the group of a worker without one."""
-    mostly = {*map(groups.get, workers)}
-    if len(mostly) == 1:
-        return [(mostly.pop() or others, workers)]
+    distinct = {*map(groups.get, workers)}
+    if len(distinct) == 1:  # as a rule; the workers are then not looked at one by one
+        return [(distinct.pop() or others, workers)]
     found: dict[_Group, list[str]] = {}
     for worker in workers:
         found.setdefault(groups.get(worker, others), []).append(worker)

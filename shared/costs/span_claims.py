@@ -110,7 +110,12 @@ class _Alike:
 def _alike(claimed: Iterable[tuple[str, ...]], allocated: Mapping[str, Sequence[Interval]] | None) -> Sequence[_Alike]:
     """Return the workers of claims in groups, each of those that may be swept together.
 
-    A worker of a large cluster has no step of its own here: a claim mostly has all workers of a group.
+    A claim mostly has all workers of a group or none. Only where it has a part of a group, which becomes one of its
+    own, are its workers looked at one by one.
+
+    Args:
+        claimed: the workers of each claim, each worker once.
+        allocated: as ``held_worker_s``.
     """
     everything: Sequence[Interval] = ((-math.inf, math.inf),)
     groups: list[_Alike] = []

@@ -138,3 +138,34 @@ def test_endpoints_and_their_dependencies_run_on_the_event_loop() -> None:
     called = {call for route in routes if isinstance(route, APIRoute) for call in dependencies(route.dependant)}
     assert len(called) > len(routes)
     assert [call for call in called if not inspect.iscoroutinefunction(call)] == []
+
+
+@pytest.mark.parametrize("watched", [True, False])
+async def test_heartbeats_are_read_as_they_come_while_somebody_looks_and_not_for_a_probe(
+    watched: bool, nats: OpenServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.api.live.UNWATCHED_PER_S", 1e-3)
+    live = Live()
+    bus = await Bus.connect(nats.url, credential=nats.credential, name="api")
+
+    async def beat(node: str, *readings: DeviceReading) -> None:
+        sent = heartbeat(1).model_copy(update={"node": node, "workers": [], "device_readings": [*readings]})
+        await bus.publish(HEARTBEATS, sent, node)
+
+    async def listens() -> bool:
+        live.state(watched=watched)
+        await beat("n0")
+        return "n0" in live.state(watched=watched).heartbeats
+
+    hearing = asyncio.create_task(live.keep_hearing(bus))
+    try:
+        await until(listens)
+        await beat("n1")
+        await beat("n2", DeviceReading(device=3))  # it is behind the other one, and read at once
+        await until(lambda: "n2" in live.state(watched=watched).device_readings)
+        if watched:
+            await until(lambda: "n1" in live.state().heartbeats)
+        assert ("n1" in live.state(watched=watched).heartbeats) == watched
+    finally:
+        await cancelled(hearing)
+        await bus.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.here import LOCK
 from cli.stack import run_directory
 from cli.stack.file_system import Mount, mount_of, without_locks
 from cli.stack.run_directory import RunDirectory
@@ -74,3 +75,14 @@ def test_a_folder_that_takes_no_locks_is_not_said_to_be_in_use(tmp_path: Path, m
     monkeypatch.setattr(fcntl, "flock", refuses)
     with pytest.raises(Unavailable, match=r"cannot be locked \(Function not implemented\); mount it with locks"):
         RunDirectory(tmp_path).acquire()
+
+
+def test_a_command_that_looks_for_a_stack_keeps_none_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / LOCK).touch()
+    looking = (tmp_path / LOCK).open("rb")
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    monkeypatch.setattr("cli.stack.run_directory.time.sleep", lambda _: looking.close())  # it has seen enough
+    with RunDirectory(tmp_path):
+        assert looking.closed

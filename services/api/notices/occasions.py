@@ -80,7 +80,7 @@ class Looker:
 
     async def present(self, api: Gateway, said: Container[str]) -> Present:
         """Return what holds now of all topics that no event begins. ``said``: keys of what the receiver knows."""
-        at, live = utc_now(), api.live.state()
+        at, live = utc_now(), api.live.state(watched=False)
 
         def read(views: ViewReader) -> Present:
             cluster = api.cluster(views)
@@ -105,7 +105,7 @@ class Looker:
     async def degraded(self, api: Gateway, said: Container[str]) -> Present:
         """Return whether parts of the control plane are away, as ``present`` does; this needs no database."""
         parts = await health.parts_away(api, besides="nodes")
-        if api.live.state().reachability.cut_off_since is not None:
+        if api.live.state(watched=False).reachability.cut_off_since is not None:
             parts.append("cut off from all nodes: nothing is replaced")
         if not parts:
             self._away_since = None

@@ -30,7 +30,7 @@ heard what the others say."""
 
 
 async def _causes(api: Gateway, checks: Sequence[Check]) -> dict[str, Trouble]:
-    as_of, live = utc_now(), api.live.state()
+    as_of, live = utc_now(), api.live.state(watched=False)
     found = await api.read(lambda views: causes(read_findings(views, api.cluster(views), live, checks, as_of)))
     return {one.key: one for one in found}
 

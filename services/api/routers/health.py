@@ -140,7 +140,7 @@ def _forget_error(checked: asyncio.Task[None]) -> None:
 
 
 async def _nodes(api: Gateway) -> Check:
-    live = api.live.state()
+    live = api.live.state(watched=False)
 
     def read(views: ViewReader) -> list[NodeView]:
         return views.page(NODES, states=sorted(AGENT_LIVES))

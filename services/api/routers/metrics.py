@@ -51,7 +51,7 @@ async def metrics(request: Request, api: Api) -> Response:
     readable = float(facts is not None)
     families.append(gauge("unicron_projections_readable", "Whether the projections answer.", readable))
     if facts is not None:
-        families += cluster_metrics(facts, api.live.state())
+        families += cluster_metrics(facts, api.live.state(watched=False))
     if position is not None:
         families.append(gauge("unicron_log_position", "Position of the last event in the log.", position))
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
