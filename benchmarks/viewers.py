@@ -65,9 +65,9 @@ _STATES = "&".join(f"state={state}" for state in GOING_ON)
 _PATHS = (
     "/v1/troubles",
     "/v1/node-map",
-    f"/v1/tasks?limit=100&order=newest&{_STATES}",
-    "/v1/tasks?limit=20&order=newest&state=failed",
-    "/v1/tasks?limit=20&order=newest&state=stopped&state=succeeded",
+    f"/v1/tasks?limit=100&ranks=false&order=newest&{_STATES}",
+    "/v1/tasks?limit=20&ranks=false&order=newest&state=failed",
+    "/v1/tasks?limit=20&ranks=false&order=newest&state=stopped&state=succeeded",
     "/v1/incidents?limit=25&order=newest&state=open",
     "/v1/incidents?limit=25&order=newest",
     "/v1/plans?limit=20&order=newest",

@@ -25,8 +25,11 @@ UNREACHABLE: Final = "unreachable"
 _TRAINS = frozenset({TaskState.RUNNING, TaskState.DEGRADED, TaskState.TRANSITIONING, TaskState.STOPPING})
 
 
-def task(view: TaskView, live: LiveState) -> models.Task:
-    """Return a task; step, loss and step time come from heartbeats where these are newer than the log."""
+def task(view: TaskView, live: LiveState, *, ranks: bool = True) -> models.Task:
+    """Return a task; step, loss and step time come from heartbeats where these are newer than the log.
+
+    ``ranks``: whether to name its ranks; a list of many large tasks is some megabytes with them.
+    """
     ended = view.state in ENDED
     now = None if ended else live.task(view.name, view.generation)
     step_s = (now.step_s if now else 0.0) or view.step_s
@@ -43,7 +46,7 @@ def task(view: TaskView, live: LiveState) -> models.Task:
         steps=view.spec.steps if view.spec.steps_known else None,
         weight=view.spec.weight,
         workers=0 if ended else len(view.members),
-        ranks=[] if ended else [_rank(member, view, live) for member in view.members],
+        ranks=[_rank(member, view, live) for member in view.members] if ranks and not ended else [],
         loss=loss,
         step_s=step_s or None,
         throughput_flop_per_s=throughput,

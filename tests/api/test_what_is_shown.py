@@ -29,10 +29,12 @@ from shared.events.union import (
     TaskFinished,
     TaskStopRequested,
 )
+from shared.log.journal import Journal
 from shared.messages.health import HEALTH, Health
 from shared.messages.signals import Heartbeat, WorkerStatus
+from shared.settings.model import Settings
 from shared.views.incident_parts import LEAST_LATE_S, NEVER_HEALED_S, REMEMBERED, median_s, stuck_s, with_duration
-from tests.api.kit import Server, Story, cost_report, restart, stage
+from tests.api.kit import Server, Story, cost_report, restart, serving, stage
 
 
 def shown(story: Story, folder: Path, now: datetime, incident: str = "i1", away: tuple[str, ...] = ()) -> PostMortem:
@@ -389,3 +391,14 @@ def test_a_task_that_waits_for_its_storage_says_so_until_its_script_goes_on(stor
     assert present.task(view, LiveState()).reason == "waits for its storage: all steps are done"
     story.at(44).add(TaskFinished, task="gpt", generation=1, step=steps, samples_sha256="a", parameters_path="/p")
     assert present.task(story.views().tasks["gpt"], LiveState()).reason == "all steps done"
+
+
+async def test_a_list_of_tasks_can_do_without_their_ranks(settings: Settings, bus: Bus, journal: Journal) -> None:
+    story = Story(settings.run_dir / "log.db")
+    story.running()
+    story.log.close()
+    async with serving(settings, bus, journal) as server:
+        (whole,) = (await server.http.get("/v1/tasks")).json()["items"]
+        (brief,) = (await server.http.get("/v1/tasks?ranks=false")).json()["items"]
+    assert len(whole["ranks"]) == whole["workers"] == 4
+    assert brief == {**whole, "ranks": []}

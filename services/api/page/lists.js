@@ -41,9 +41,14 @@ function of(states) {
   return [["order", "newest"], ...states.map((state) => ["state", state])];
 }
 
+/** Tasks in these states without their ranks, of which a large task has thousands. */
+function tasksOf(states) {
+  return [["ranks", "false"], ...of(states)];
+}
+
 async function askEnded() {
   const [failed, finished] = await Promise.all([
-    listed("/v1/tasks", MOST_ENDED, of(["failed"])), listed("/v1/tasks", MOST_ENDED, of(["stopped", "succeeded"])),
+    listed("/v1/tasks", MOST_ENDED, tasksOf(["failed"])), listed("/v1/tasks", MOST_ENDED, tasksOf(["stopped", "succeeded"])),
   ]);
   Object.assign(known, { failed, finished });
 }
@@ -86,7 +91,7 @@ export const liveParts = {
     known.nodes = { map, node };
   },
   async tasks() {
-    const going = await listed("/v1/tasks", MOST_TASKS, of(GOING_ON));
+    const going = await listed("/v1/tasks", MOST_TASKS, tasksOf(GOING_ON));
     const names = new Set(going.items.map(({ name }) => name));
     // A task that goes on no more is not gone from the page meanwhile.
     if (known.going.items.some(({ name }) => !names.has(name))) await askEnded();

@@ -93,6 +93,7 @@ async def tasks(
     part: AskedPart,
     state: Annotated[list[TaskState] | None, Query(description="only these states")] = None,
     deleted: Annotated[bool, Query(description="those that were deleted, and no others")] = False,
+    ranks: Annotated[bool, Query(description="false: `ranks` is empty; a large task has thousands")] = True,
 ) -> Response:
     """List tasks in the order of their submission; ``since`` and ``until`` are of the time of the latest one."""
     live = api.live.state()
@@ -108,7 +109,7 @@ async def tasks(
             **part.arguments(),
         )
         going_on = views.several(TASKS, [row.key for row in found if not row.shown])
-        items = [row.shown or as_text(present.task(going_on[row.key], live)) for row in found]
+        items = [row.shown or as_text(present.task(going_on[row.key], live, ranks=ranks)) for row in found]
         return page_json(items, [row.position for row in found], part.limit)
 
     return await api.answer(answer)
