@@ -5,8 +5,8 @@ cost does not grow with the history; that of a window grows with the settled tim
 
 The open time is what is not settled yet; requests settle it once for each state of the projections. Behind the latest
 time that the log says anything of, each second of each worker goes to the same claim as the second before, until the
-log has a further event. So amounts grow evenly from then on: it takes one settlement, up to a second behind that time,
-to know the amounts up to any later present.
+log has a further event. So amounts grow evenly from then on: it takes one settlement, up to a second or so behind that
+time, to know the amounts up to any later present.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ _SPANS = table_of(SpanRow)
 
 
 _GRID = 64.0
-"""Of a second. The time from which amounts grow is a multiple of a 64th of a second, which a float64 and a ``datetime``
-have exactly: a second behind it is then a second, and what is extrapolated over months is not off by rounding."""
+"""Parts of a second. The growth of amounts is that of a second that begins at a multiple of a 64th of a second, which a
+float64 and a ``datetime`` have exactly: it is then a second, and what is extrapolated over months is not off by
+rounding."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,13 @@ class OpenTime:
     @classmethod
     def of(cls, history: History, tasks: Mapping[str, TaskView], settled_s: float) -> OpenTime:
         """Settle the time from ``settled_s`` on, seconds since the epoch; the others are as for ``settle_window``."""
-        until_s = _grows_from_s(history, tasks, settled_s)
+        until_s = _last_s(history, tasks, settled_s)
         return cls._of(history, settled_s, until_s, lambda book, part: sums_of(book, history, tasks, part))
 
     @classmethod
     def of_incidents(cls, history: History, tasks: Mapping[str, TaskView], settled_s: float) -> OpenTime:
         """Settle what incidents have of the time, as ``of`` does: lists of incidents need no more, and ask often."""
-        until_s = _grows_from_s(history, tasks, settled_s)
+        until_s = _last_s(history, tasks, settled_s)
         return cls._of(history, settled_s, until_s, lambda book, _: incident_sums(book), unused=False)
 
     @classmethod
@@ -93,7 +94,8 @@ class OpenTime:
         *,
         unused: bool = True,
     ) -> OpenTime:
-        passed, behind = Window(settled_s, until_s), Window(until_s, until_s + 1.0)
+        grid_s = math.ceil(until_s * _GRID) / _GRID
+        passed, behind = Window(settled_s, until_s), Window(grid_s, grid_s + 1.0)
         whole = Window(settled_s, behind.end_s)
         book = ledger(history, datetime.fromtimestamp(behind.end_s, UTC), whole, unused=unused)
         sums, each_s = (add_up(book.within(part), part) for part in (passed, behind))
@@ -118,10 +120,9 @@ class OpenTime:
         return self.sums[dimension].keys() | self.each_s[dimension].keys()
 
 
-def _grows_from_s(history: History, tasks: Mapping[str, TaskView], settled_s: float) -> float:
+def _last_s(history: History, tasks: Mapping[str, TaskView], settled_s: float) -> float:
     """Return the time from which amounts grow evenly."""
-    last_s = max(last_bound_s(history.plans, history.incidents, history.spans, tasks.values()), settled_s, 0.0)
-    return math.ceil(last_s * _GRID) / _GRID
+    return max(last_bound_s(history.plans, history.incidents, history.spans, tasks.values()), settled_s, 0.0)
 
 
 class Accounts:
