@@ -3,9 +3,10 @@
 A part of ``benchmarks.gateway``. The gateway is the real one over a bus of its own, and a log of a million events; the
 events that come are those of ``benchmarks.log_course``, appended through a journal of another process and relayed. Each
 viewer is a connection that follows the log, as the page does, with the requests that the page sends for what has
-changed: at most every ``PAUSE_S``; while many events come or answers take long, every ``BUSY_PAUSE_S``, or ``REST``
-times as long as the answers took (``services/api/page/rounds.js``). They may also follow the output of one task, all of
-them the same one, as its page does (``services/api/page/output.js``).
+changed: at most every ``PAUSE_S``; while many events come or answers take long, about every ``BUSY_PAUSE_S``, or
+``REST`` times as long as the answers took, and then an answer that others have got a moment ago will do
+(``services/api/page/rounds.js``). They may also follow the output of one task, all of them the same one, as its page
+does (``services/api/page/output.js``).
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import itertools
 import math
 import multiprocessing
 import os
+import random
 import tempfile
 import time
+from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field
@@ -60,7 +63,7 @@ APPENDS_PER_S = 100
 """The services together append so often; each append has several events."""
 
 PAUSE_S, BUSY_PAUSE_S, REST, SUMS_S = 0.5, 3.0, 2.0, 10.0
-BUSY_EVENTS, BUSY_ROUND_S = 20, 0.5
+BUSY_EVENTS, BUSY_ROUND_S, BUSY_AGE_S, COSTS_AGE_S = 20, 0.5, 1, 5
 _STATES = "&".join(f"state={state}" for state in GOING_ON)
 _PATHS = (
     "/v1/troubles",
@@ -124,7 +127,7 @@ class Viewer:
 
     def __init__(self, client: aiohttp.ClientSession, last: int, output: str = "") -> None:
         self._client, self._last, self._output = client, last, output
-        self._events = 0
+        self._times = deque[float](maxlen=BUSY_EVENTS + 1)
         self._changed = asyncio.Event()
         self.seen = Seen()
 
@@ -153,20 +156,27 @@ class Viewer:
         place = whole.rfind(b"id: ")
         if place >= 0:
             position = int(whole[place + 4 : whole.index(b"\n", place)])
-            self._events += whole.count(b"\nevent: ")
-            self.seen.positions.append((position, time.monotonic()))
+            now_s = time.monotonic()
+            self._times.extend([now_s] * whole.count(b"\nevent: "))
+            self.seen.positions.append((position, now_s))
             self._changed.set()
         return rest
 
     async def _ask(self) -> None:
+        busy = False
         while True:
             await self._changed.wait()
-            self._changed.clear()
-            self._events, began_s = 0, time.monotonic()
-            await asyncio.gather(*map(self._get, paths()))
+            if not busy:
+                self._changed.clear()
+            began_s = time.monotonic()
+            await asyncio.gather(*(self._get(path, BUSY_AGE_S if busy else 0) for path in paths()))
             took_s = time.monotonic() - began_s
-            busy = self._events > BUSY_EVENTS or took_s > BUSY_ROUND_S
-            await asyncio.sleep(max(BUSY_PAUSE_S, REST * took_s) if busy else PAUSE_S)
+            busy = self._many_came() or took_s > BUSY_ROUND_S
+            pause_s = max(BUSY_PAUSE_S, REST * took_s) * random.uniform(0.75, 1.25)
+            await asyncio.sleep(pause_s if busy else PAUSE_S)
+
+    def _many_came(self) -> bool:
+        return len(self._times) > BUSY_EVENTS and time.monotonic() - self._times[0] < BUSY_PAUSE_S
 
     async def _follow_output(self) -> None:
         async with self._client.get(self._output, headers={"Accept": "application/x-ndjson"}) as answer:
@@ -177,13 +187,14 @@ class Viewer:
 
     async def _ask_sums(self) -> None:
         for rounds in itertools.count():
-            await asyncio.gather(*map(self._get, sums(rounds)))
+            await asyncio.gather(*(self._get(path, COSTS_AGE_S if "costs" in path else 0) for path in sums(rounds)))
             await asyncio.sleep(SUMS_S)
 
-    async def _get(self, path: str) -> None:
+    async def _get(self, path: str, age_s: int) -> None:
+        headers = {"Cache-Control": f"max-age={age_s}"} if age_s else None
         began_s = time.monotonic()
         try:
-            async with self._client.get(path) as answer:
+            async with self._client.get(path, headers=headers) as answer:
                 await answer.read()
                 self.seen.failed += not answer.ok
         except (aiohttp.ClientError, TimeoutError):

@@ -172,18 +172,19 @@ class Ledger:
         """Return the kind of a claim's incident, or the trigger of its plan; empty where neither is the cause."""
         return self.kinds.get(claim.incident, claim.cause)
 
-    def within(self, window: Window) -> Ledger:
+    def charges_within(self, window: Window) -> list[Charge]:
         """Return the part of the charges that lies in a part of the window."""
-        charges = []
-        for charge in self.charges:
-            if part := _part(charge.intervals, window):
-                charges.append(charge._replace(intervals=tuple(part)))
+        parts = ((charge, _part(charge.intervals, window)) for charge in self.charges)
+        return [charge._replace(intervals=tuple(part)) for charge, part in parts if part]
+
+    def within(self, window: Window) -> Ledger:
+        """Return the ledger of a part of the window."""
         # Workers of the same times go on having one list of them.
         distinct = {id(intervals): intervals for intervals in self.allocated.values()}
         times = {key: _part(intervals, window) for key, intervals in distinct.items()}
         return Ledger(
             claims=[claim for claim in self.claims if window.has(claim.start_s, claim.end_s)],
-            charges=charges,
+            charges=self.charges_within(window),
             allocated={worker: times[id(intervals)] for worker, intervals in self.allocated.items()},
             kinds=self.kinds,
         )

@@ -143,10 +143,10 @@ def sums_of(book: Ledger, history: History, tasks: Mapping[str, TaskView], windo
     }
 
 
-def incident_sums(book: Ledger) -> Sums:
-    """Return the amounts of the charges by incident alone."""
+def incident_sums(book: Ledger, window: Window) -> Sums:
+    """Return the amounts of the charges of a window by incident alone."""
     by_incident = defaultdict[str, Amounts](no_amounts)
-    for charge in book.charges:
+    for charge in book.charges_within(window):
         add_worker_s(by_incident[charge.claim.incident], charge.claim, charge.worker_s)
     return {INCIDENT: dict(by_incident)}
 

@@ -9,7 +9,8 @@ import pytest
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from services.api.route_parts.joined_answers import JoinedAnswers
+from services.api.route_parts import joined_answers
+from services.api.route_parts.joined_answers import MOST_KEPT, JoinedAnswers
 
 
 class Lists:
@@ -19,7 +20,7 @@ class Lists:
         self.state, self.made = 0, 0
         self.begun: asyncio.Queue[int] = asyncio.Queue()
         self.go = asyncio.Event()
-        self.fails = False
+        self.fails, self.status = False, 200
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.made += 1
@@ -28,7 +29,7 @@ class Lists:
         await self.go.wait()
         if self.fails:
             raise ValueError("no answer")
-        await JSONResponse({"state": state})(scope, receive, send)
+        await JSONResponse({"state": state}, self.status)(scope, receive, send)
 
 
 @pytest.fixture
@@ -120,3 +121,44 @@ async def test_questions_that_nobody_asks_are_forgotten(lists: Lists) -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(middleware), base_url="http://localhost") as client:
         await asyncio.gather(*(client.get(f"/v1/tasks?limit={number % 5}") for number in range(20)))
     assert (middleware._begun, middleware._next) == ({}, {})
+
+
+async def test_who_takes_an_older_answer_gets_it_with_its_age(lists: Lists, http: httpx.AsyncClient) -> None:
+    lists.go.set()
+    await http.get("/v1/tasks")
+    lists.state = 1
+    older = await http.get("/v1/tasks", headers={"Cache-Control": "no-transform, max-age=9"})
+    assert (older.json(), older.headers["age"], lists.made) == ({"state": 0}, "1", 1)
+    for others in ("", "max-age=0", "no-cache", "s-max-age=9"):
+        lists.state += 1
+        fresh = await http.get("/v1/tasks", headers={"Cache-Control": others})
+        assert (fresh.json(), "age" in fresh.headers) == ({"state": lists.state}, False)
+
+
+async def test_no_answer_is_taken_that_is_older_than_asked_for(
+    lists: Lists, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists.go.set()
+    await http.get("/v1/tasks")
+    now_s = joined_answers.time.monotonic()
+    for passed_s, made in ((0.9, 1), (1.1, 2)):
+        monkeypatch.setattr(joined_answers.time, "monotonic", lambda passed_s=passed_s: now_s + passed_s)
+        await http.get("/v1/tasks", headers={"Cache-Control": "max-age=1"})
+        assert lists.made == made
+
+
+async def test_a_problem_is_not_kept(lists: Lists, http: httpx.AsyncClient) -> None:
+    lists.go.set()
+    lists.status = 503
+    assert (await http.get("/v1/tasks")).status_code == 503
+    lists.status = 200
+    assert (await http.get("/v1/tasks", headers={"Cache-Control": "max-age=9"})).status_code == 200
+
+
+async def test_few_answers_are_kept(lists: Lists) -> None:
+    lists.go.set()
+    middleware = JoinedAnswers(lists)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(middleware), base_url="http://localhost") as client:
+        for number in range(MOST_KEPT + 3):
+            await client.get(f"/v1/tasks?limit={number}")
+    assert [query for _, query in middleware._kept] == [f"limit={n}".encode() for n in range(3, MOST_KEPT + 3)]

@@ -55,7 +55,8 @@ def test_a_folder_of_any_name(name: str, tmp_path: Path, story: Story) -> None:
     assert list(around.iterdir()) == [around / name]
 
 
-def test_the_tables_hold_what_the_pure_fold_gives(store: Store, story: Story) -> None:
+@pytest.mark.parametrize("reopened", [False, True])
+def test_the_tables_hold_what_the_pure_fold_gives(store: Store, url: str, reopened: bool, story: Story) -> None:
     story.running().process_exit().process_restored()
     story.at(120).add(TaskChanged, task="gpt", weight=3.0, min_workers=1)
     story.add(IncidentNoted, incident="i1", text="a note")
@@ -64,6 +65,9 @@ def test_the_tables_hold_what_the_pure_fold_gives(store: Store, story: Story) ->
         story.at(140 + start).submit()
     for start in range(0, len(story.records), 3):
         store.fold(story.records[start : start + 3])
+    if reopened:  # what is in memory is not needed
+        store.close()
+        store = Store(url)
     views = story.views()
     assert {view.name: view for view in page(store, TASKS)} == views.tasks
     assert {view.id: view for view in page(store, INCIDENTS)} == views.incidents
@@ -72,6 +76,7 @@ def test_the_tables_hold_what_the_pure_fold_gives(store: Store, story: Story) ->
     assert sorted(page(store, ATTEMPTS), key=lambda view: view.number) == list(views.attempts.values())
     assert len(views.attempts) == 2
     assert store.head() == (len(story.records), story.records[-1].hash)
+    store.close()
 
 
 def test_a_record_delivered_again_has_no_effect(store: Store, story: Story) -> None:

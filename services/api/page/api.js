@@ -44,14 +44,19 @@ function at(path, parameters) {
   return query ? `${path}?${query}` : path;
 }
 
-/** Return the JSON at a path. */
-export function get(path, parameters = {}) {
-  return request(at(path, parameters), { signal: AbortSignal.timeout(READ_MS) }, json);
+function asked(path, parameters, ageS, limitMs) {
+  const headers = ageS > 0 ? { "Cache-Control": `max-age=${ageS}` } : {};
+  return request(at(path, parameters), { signal: AbortSignal.timeout(limitMs), headers }, json);
 }
 
-/** Return the JSON at a path that adds up a history. */
-export function getSums(path, parameters = {}) {
-  return request(at(path, parameters), { signal: AbortSignal.timeout(SUMS_MS) }, json);
+/** Return the JSON at a path. `ageS`: of the answer at most, in whole seconds, where others have asked the same; 0: a new one. */
+export function get(path, parameters = {}, ageS = 0) {
+  return asked(path, parameters, ageS, READ_MS);
+}
+
+/** Return the JSON at a path that adds up a history; `ageS` as of `get`. */
+export function getSums(path, parameters = {}, ageS = 0) {
+  return asked(path, parameters, ageS, SUMS_MS);
 }
 
 /** Return the JSON at a path, and the tag by which a change says what it is a change of. */

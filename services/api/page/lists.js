@@ -10,6 +10,7 @@ const MOST_INCIDENTS = 25;
 const MOST_PLANS = 20;
 const MOST_SLOW = 10;
 const WAF_STEP_MS = 5000;
+const COSTS_S = 5; // asked for every ten seconds, and dear: a moment more or less is not seen in what has added up
 const MARKS_MS = 60_000; // for so long the chart may lack incidents of its time
 
 const GOING_ON = ["pending", "queued", "running", "transitioning", "degraded", "stopping"];
@@ -31,9 +32,9 @@ export function marksAreOld() {
   return (marks.gap && !known.marks.more) || performance.now() - marks.at >= MARKS_MS;
 }
 
-async function listed(path, limit, filters = []) {
+async function listed(path, limit, ageS, filters = []) {
   const parameters = new URLSearchParams([["limit", limit], ...filters]);
-  const { items, next_cursor } = await get(path, parameters);
+  const { items, next_cursor } = await get(path, parameters, ageS);
   return { items, more: next_cursor !== null };
 }
 
@@ -46,9 +47,10 @@ function tasksOf(states) {
   return [["ranks", "false"], ...of(states)];
 }
 
-async function askEnded() {
+async function askEnded(ageS) {
   const [failed, finished] = await Promise.all([
-    listed("/v1/tasks", MOST_ENDED, tasksOf(["failed"])), listed("/v1/tasks", MOST_ENDED, tasksOf(["stopped", "succeeded"])),
+    listed("/v1/tasks", MOST_ENDED, ageS, tasksOf(["failed"])),
+    listed("/v1/tasks", MOST_ENDED, ageS, tasksOf(["stopped", "succeeded"])),
   ]);
   Object.assign(known, { failed, finished });
 }
@@ -78,57 +80,57 @@ async function details() {
   }
 }
 
-/** What changes from one moment to the next. */
+/** What changes from one moment to the next. `ageS` of each part: how old its answer may be, as of `get`. */
 export const liveParts = {
   async actor() {
     known.actor = await get("/v1/actor");
   },
-  async troubles() {
-    known.troubles = await get("/v1/troubles");
+  async troubles(ageS) {
+    known.troubles = await get("/v1/troubles", {}, ageS);
   },
-  async nodes() {
-    const [map, node] = await Promise.all([get("/v1/node-map"), details()]);
+  async nodes(ageS) {
+    const [map, node] = await Promise.all([get("/v1/node-map", {}, ageS), details()]);
     known.nodes = { map, node };
   },
-  async tasks() {
-    const going = await listed("/v1/tasks", MOST_TASKS, tasksOf(GOING_ON));
+  async tasks(ageS) {
+    const going = await listed("/v1/tasks", MOST_TASKS, ageS, tasksOf(GOING_ON));
     const names = new Set(going.items.map(({ name }) => name));
     // A task that goes on no more is not gone from the page meanwhile.
-    if (known.going.items.some(({ name }) => !names.has(name))) await askEnded();
+    if (known.going.items.some(({ name }) => !names.has(name))) await askEnded(ageS);
     known.going = going;
   },
   ended: askEnded,
-  async incidents() {
+  async incidents(ageS) {
     const [open, newest] = await Promise.all([
-      listed("/v1/incidents", MOST_INCIDENTS, of(["open"])), listed("/v1/incidents", MOST_INCIDENTS, of([])),
+      listed("/v1/incidents", MOST_INCIDENTS, ageS, of(["open"])), listed("/v1/incidents", MOST_INCIDENTS, ageS, of([])),
     ]);
     const before = new Set(known.newest.items.map(({ id }) => id));
     const allNew = before.size > 0 && newest.more && !newest.items.some(({ id }) => before.has(id));
     marks.gap ||= allNew; // more have come than the list shows
     Object.assign(known, { open, newest });
   },
-  async plans() {
-    known.plans = await listed("/v1/plans", MOST_PLANS, of([]));
+  async plans(ageS) {
+    known.plans = await listed("/v1/plans", MOST_PLANS, ageS, of([]));
   },
-  async slow() {
-    known.slow = await listed("/v1/slow-workers", MOST_SLOW, of([]));
+  async slow(ageS) {
+    known.slow = await listed("/v1/slow-workers", MOST_SLOW, ageS, of([]));
   },
 };
 
-/** Return what adds up a history. `windowS`: returns how many seconds the chart shows. */
+/** Return what adds up a history, as `liveParts`. `windowS`: returns how many seconds the chart shows. */
 export function sumParts(windowS) {
   // In steps, so that all who look at the same window ask for the same.
   const start = () => Math.floor(Date.now() / WAF_STEP_MS) * WAF_STEP_MS - windowS() * 1000;
   return {
-    async waf() {
-      known.waf = await getSums("/v1/waf", { from: new Date(start()).toISOString() });
+    async waf(ageS) {
+      known.waf = await getSums("/v1/waf", { from: new Date(start()).toISOString() }, ageS);
     },
     async marks() {
       known.marks = await incidentsSince(start());
       Object.assign(marks, { at: performance.now(), gap: false });
     },
     async costs() {
-      known.costs = await getSums("/v1/costs", { limit: 1 });
+      known.costs = await getSums("/v1/costs", { limit: 1 }, COSTS_S);
     },
   };
 }

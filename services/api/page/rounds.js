@@ -2,6 +2,9 @@
 //
 // Parts that fail leave the others as they are: what has come is shown. After a failure the pauses grow, and a server
 // that has not answered is asked for one part until it answers.
+//
+// While many events come the pauses are longer, not quite the same for all who look, and answers that others have got a
+// moment ago will do. What was asked for so is asked for once more, so that the last event is not missed.
 
 import { Problem } from "./api.js";
 import { pauseMs } from "./stream.js";
@@ -9,16 +12,19 @@ import { pauseMs } from "./stream.js";
 const PAUSE_MS = 500;
 const BUSY_PAUSE_MS = 3000;
 const REST = 2; // times as long as the answers took: a server that is busy has the time for what comes
-const BUSY_EVENTS = 20; // in one pause: more than anybody reads
+const BUSY_EVENTS = 20; // in the time of a long pause: more than anybody reads, and than one fault has
 const BUSY_ROUND_MS = 500;
+const BUSY_AGE_S = 1; // of answers meanwhile
 
-/** A group of parts. `parts`: name -> function that asks for it; `onRound`: called with the names that have come, when
- * they were asked for, and the Problem of those that have not, or null. */
+/** A group of parts. `parts`: name -> function that asks for it, called with how many seconds old the answer may be;
+ * `onRound`: called with the names that have come, when they were asked for, and the Problem of those that have not, or
+ * null. */
 export class Rounds {
   #parts;
   #onRound;
   #wanted = new Set();
-  #events = 0; // since the last round began
+  #times = []; // of the newest events, one more than are few
+  #busy = false;
   #failures = 0;
   #silent = false; // whether the server gave no answer at all
   #stopped = false;
@@ -32,7 +38,12 @@ export class Rounds {
 
   /** Count an event: while many come the pauses are longer. */
   count() {
-    this.#events += 1;
+    this.#times.push(performance.now());
+    if (this.#times.length > BUSY_EVENTS + 1) this.#times.shift();
+  }
+
+  #manyCame() {
+    return this.#times.length > BUSY_EVENTS && performance.now() - this.#times[0] < BUSY_PAUSE_MS;
   }
 
   /** Ask for parts in the next round. */
@@ -63,15 +74,17 @@ export class Rounds {
     if (this.asking || this.#timer !== null || this.#stopped || document.hidden || this.#wanted.size === 0) return;
     this.asking = true;
     const began_ms = performance.now();
-    const began_at = Date.now();
-    this.#events = 0;
+    const ageS = this.#busy ? BUSY_AGE_S : 0;
+    const began_at = Date.now() - 1000 * ageS;
     const names = this.#next();
-    const results = await Promise.allSettled(names.map((name) => this.#parts[name]()));
+    const results = await Promise.allSettled(names.map((name) => this.#parts[name](ageS)));
     const problem = this.#note(names, results);
+    if (ageS > 0) names.forEach((name) => this.#wanted.add(name));
     this.asking = false;
     const took_ms = performance.now() - began_ms;
-    const overloaded = this.#events > BUSY_EVENTS || took_ms > BUSY_ROUND_MS;
-    this.#pause(problem ? pauseMs(this.#failures) : overloaded ? Math.max(BUSY_PAUSE_MS, REST * took_ms) : PAUSE_MS);
+    this.#busy = this.#manyCame() || took_ms > BUSY_ROUND_MS;
+    const busy_ms = Math.max(BUSY_PAUSE_MS, REST * took_ms) * (0.75 + Math.random() / 2);
+    this.#pause(problem ? pauseMs(this.#failures) : this.#busy ? busy_ms : PAUSE_MS);
     if (this.#stopped) return; // what has come meanwhile may be seen no more
     this.#onRound(names.filter((_, index) => results[index].status === "fulfilled"), began_at, problem);
   }

@@ -3,13 +3,21 @@
 A request that comes while its question is answered for others gets the next answer, which begins after the request has
 come: no answer is older than its request, and one reader alone never waits. Without it 20 viewers had 2,000 nodes and
 64 tasks written 20 times at each event, and waited for each other (docs/monitoring.md has the figures).
+
+A reader who says ``Cache-Control: max-age=N`` (RFC 9111, section 5.2.1.1) takes an answer that was begun up to N
+seconds ago: while many events come, the work follows from the questions then, and not from how many ask them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import re
+import time
+from collections import OrderedDict
 from dataclasses import dataclass
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 JOINED = frozenset({
@@ -21,16 +29,35 @@ JOINED = frozenset({
 _OWN = frozenset({b"if-none-match", b"if-match", b"if-modified-since", b"range"})
 """Headers on which an answer depends: such a request gets one of its own."""
 
+MOST_AGE_S = 10.0
+"""No answer that is kept is older, whatever a reader takes."""
+
+MOST_KEPT = 32
+"""Answers that are kept, the newest: the page asks a dozen questions, and the longest answer is half a megabyte."""
+
+_MAX_AGE = re.compile(r"(?:^|[\s,])max-age=(\d{1,9})(?:$|[\s,])", re.IGNORECASE)
+
 _Question = tuple[str, bytes]
 """The path and the query."""
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What the application has sent. ``route``: which the metrics count it as."""
+    """What the application has sent. ``route``: which the metrics count it as; ``begun_s``: on the monotonic clock."""
 
     messages: list[Message]
     route: object
+    begun_s: float
+
+    @property
+    def age_s(self) -> float:
+        """How long ago it was begun."""
+        return time.monotonic() - self.begun_s
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it is what was asked for, and no problem."""
+        return bool(self.messages) and self.messages[0].get("status") == 200
 
 
 class JoinedAnswers:
@@ -45,6 +72,8 @@ class JoinedAnswers:
         self._begun: dict[_Question, asyncio.Task[_Answer]] = {}
         self._next: dict[_Question, asyncio.Task[_Answer]] = {}
         """Answers that are not begun yet: each waits for the one under way."""
+        self._kept: OrderedDict[_Question, _Answer] = OrderedDict()
+        """By question the newest answer, in the order in which they were begun."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -52,30 +81,50 @@ class JoinedAnswers:
             await self._app(scope, receive, send)
             return
         question = (scope["path"], scope["query_string"])
+        answer, age = self._kept.get(question), list[tuple[bytes, bytes]]()
+        if answer is None or answer.age_s > _taken_s(scope):
+            answer = await self._new(question, scope)
+        else:
+            age.append((b"age", str(math.ceil(answer.age_s)).encode()))
+        if answer.route is not None:
+            scope["route"] = answer.route
+        first, *rest = answer.messages
+        await send({**first, "headers": [*first.get("headers", ()), *age]})
+        for message in rest:
+            await send(message)
+
+    async def _new(self, question: _Question, scope: Scope) -> _Answer:
+        """Return an answer that is begun after now."""
         task = self._next.get(question)
         if task is None:
             task = self._next[question] = asyncio.create_task(self._answer(question, scope))
             task.add_done_callback(_retrieve)
-        answer = await asyncio.shield(task)  # others may wait for it when this reader goes away
-        if answer.route is not None:
-            scope["route"] = answer.route
-        for message in answer.messages:
-            await send(message)
+        return await asyncio.shield(task)  # others may wait for it when this reader goes away
 
     async def _answer(self, question: _Question, scope: Scope) -> _Answer:
         if (before := self._begun.get(question)) is not None:
             await asyncio.wait([before])
         begun = self._begun[question] = self._next.pop(question)
         try:
-            return await self._made(scope)
+            answer = await self._made(scope)
         finally:
             if self._begun.get(question) is begun and question not in self._next:
                 del self._begun[question]
+        if answer.is_good:
+            self._keep(question, answer)
+        return answer
+
+    def _keep(self, question: _Question, answer: _Answer) -> None:
+        self._kept.pop(question, None)
+        self._kept[question] = answer
+        while len(self._kept) > MOST_KEPT or next(iter(self._kept.values())).age_s > MOST_AGE_S:
+            self._kept.popitem(last=False)
 
     async def _made(self, scope: Scope) -> _Answer:
         """Have the application answer a request whose reader may go away meanwhile."""
         own = {**scope, "state": dict(scope.get("state", {}))}
         messages: list[Message] = []
+        begun_s = time.monotonic()
         request: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
 
         async def receive() -> Message:
@@ -87,13 +136,19 @@ class JoinedAnswers:
             messages.append(message)
 
         await self._app(own, receive, send)
-        return _Answer(messages, own.get("route"))
+        return _Answer(messages, own.get("route"), begun_s)
 
 
 def _is_joined(scope: Scope) -> bool:
     if scope["type"] != "http" or scope["method"] != "GET" or scope["path"] not in JOINED:
         return False
     return not any(name in _OWN for name, _ in scope["headers"])
+
+
+def _taken_s(scope: Scope) -> float:
+    """Return how old an answer may be that the reader takes; negative: it takes none that is there already."""
+    found = _MAX_AGE.search(Headers(scope=scope).get("cache-control", ""))
+    return min(float(found[1]), MOST_AGE_S) if found and int(found[1]) else -1.0
 
 
 def _retrieve(task: asyncio.Task[_Answer]) -> None:

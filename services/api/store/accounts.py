@@ -76,13 +76,13 @@ class OpenTime:
     def of(cls, history: History, tasks: Mapping[str, TaskView], settled_s: float) -> OpenTime:
         """Settle the time from ``settled_s`` on, seconds since the epoch; the others are as for ``settle_window``."""
         until_s = _last_s(history, tasks, settled_s)
-        return cls._of(history, settled_s, until_s, lambda book, part: sums_of(book, history, tasks, part))
+        return cls._of(history, settled_s, until_s, lambda book, part: sums_of(book.within(part), history, tasks, part))
 
     @classmethod
     def of_incidents(cls, history: History, tasks: Mapping[str, TaskView], settled_s: float) -> OpenTime:
         """Settle what incidents have of the time, as ``of`` does: lists of incidents need no more, and ask often."""
         until_s = _last_s(history, tasks, settled_s)
-        return cls._of(history, settled_s, until_s, lambda book, _: incident_sums(book), unused=False)
+        return cls._of(history, settled_s, until_s, incident_sums, unused=False)
 
     @classmethod
     def _of(
@@ -98,7 +98,7 @@ class OpenTime:
         passed, behind = Window(settled_s, until_s), Window(grid_s, grid_s + 1.0)
         whole = Window(settled_s, behind.end_s)
         book = ledger(history, datetime.fromtimestamp(behind.end_s, UTC), whole, unused=unused)
-        sums, each_s = (add_up(book.within(part), part) for part in (passed, behind))
+        sums, each_s = (add_up(book, part) for part in (passed, behind))
         return cls(until_s, sums, each_s)
 
     def up_to(self, end_s: float, dimension: str, keys: Iterable[str] | None = None) -> dict[str, Amounts]:
@@ -145,6 +145,8 @@ class Accounts:
     def incidents(self, names: Iterable[str]) -> dict[str, Amounts]:
         """Return the amounts of incidents up to now; those that have any."""
         wanted = {*names}
+        if not wanted:
+            return {}  # as a rule no incident is open
         until_s = self.as_of.timestamp()
         if until_s < self._settled.settled_s:
             sums = self._window(Window(-math.inf, until_s))
@@ -155,8 +157,11 @@ class Accounts:
 
     def growth(self, names: Iterable[str]) -> dict[str, Amounts]:
         """Return what each second adds to the amounts of incidents, as things are now; those to which it adds any."""
+        wanted = {*names}
+        if not wanted:
+            return {}
         each_s = self._open_time(OpenTime.of_incidents).each_s[INCIDENT]
-        return {name: each_s[name] for name in names if name in each_s}
+        return {name: each_s[name] for name in wanted if name in each_s}
 
     def account(
         self,

@@ -12,6 +12,7 @@ from typing import Any, Generic
 
 from sqlalchemy import Connection, bindparam, select
 
+from services.api.store.parsed_views import ParsedViews
 from services.api.store.tables import (
     ATTEMPTS,
     CLUSTER,
@@ -38,8 +39,9 @@ hour where much changes. What is not among them is read again, all of a batch in
 class CachedTable(MutableMapping[str, V], Generic[V]):
     """A table as the mapping that the fold reads and writes. ``begin`` gives it the connection of a transaction."""
 
-    def __init__(self, kind: Kind[V]) -> None:
+    def __init__(self, kind: Kind[V], parsed: ParsedViews) -> None:
         self.kind = kind
+        self._parsed = parsed
         self._table = table_of(kind.row)
         self._by_key = select(self._table.c.document).where(self._table.c.key == bindparam("key"))
         self._connection: Connection | None = None
@@ -62,7 +64,7 @@ class CachedTable(MutableMapping[str, V], Generic[V]):
         if key not in self._known:
             assert self._connection is not None
             document = self._connection.execute(self._by_key, {"key": key}).scalar()
-            self._known[key] = None if document is None else self.kind.view.model_validate_json(document)
+            self._known[key] = None if document is None else self._parsed.view(self.kind, key, document)
         view = self._known[key]
         if view is None:
             raise KeyError(key)
@@ -91,7 +93,7 @@ class CachedTable(MutableMapping[str, V], Generic[V]):
             self._known.update(dict.fromkeys(part))
             query = select(self._table.c.key, self._table.c.document).where(self._table.c.key.in_(part))
             for key, document in self._connection.execute(query):
-                self._known[key] = self.kind.view.model_validate_json(document)
+                self._known[key] = self._parsed.view(self.kind, key, document)
 
     def several(self, keys: Iterable[str]) -> dict[str, V]:
         """Return views by their keys; those that there are."""
@@ -109,7 +111,10 @@ class CachedTable(MutableMapping[str, V], Generic[V]):
         if not self.changed:
             return
         views = [(key, self[key]) for key in self.changed]
-        upsert(self._connection, self._table, [self.kind.columns(key, view) for key, view in views])
+        rows = [self.kind.columns(key, view) for key, view in views]
+        upsert(self._connection, self._table, rows)
+        for row, (key, view) in zip(rows, views, strict=True):
+            self._parsed.add(self.kind, key, row["document"], view)  # who reads it next need not parse it
         if self.kind.link is not None:
             links = [link for key, view in views if self._moved(key, view) for link in self.kind.links(key, view)]
             upsert(self._connection, table_of(self.kind.link), links)
@@ -130,10 +135,11 @@ class CachedTable(MutableMapping[str, V], Generic[V]):
 class Batch:
     """All tables of views, as the fold works with them."""
 
-    def __init__(self) -> None:
-        self.tasks, self.incidents, self.plans = CachedTable(TASKS), CachedTable(INCIDENTS), CachedTable(PLANS)
-        self.nodes, self.spans, self.cluster = CachedTable(NODES), CachedTable(SPANS), CachedTable(CLUSTER)
-        self.attempts, self.slowdowns = CachedTable(ATTEMPTS), CachedTable(SLOWDOWNS)
+    def __init__(self, parsed: ParsedViews) -> None:
+        self.tasks, self.incidents = CachedTable(TASKS, parsed), CachedTable(INCIDENTS, parsed)
+        self.plans, self.nodes = CachedTable(PLANS, parsed), CachedTable(NODES, parsed)
+        self.spans, self.cluster = CachedTable(SPANS, parsed), CachedTable(CLUSTER, parsed)
+        self.attempts, self.slowdowns = CachedTable(ATTEMPTS, parsed), CachedTable(SLOWDOWNS, parsed)
         self._tables: tuple[CachedTable[Any], ...] = (
             self.tasks,
             self.incidents,

@@ -20,6 +20,7 @@ from sqlalchemy.schema import DropTable
 
 from services.api.store import settling
 from services.api.store.batches import Batch, upsert
+from services.api.store.parsed_views import ParsedViews
 from services.api.store.readers import Memo, ViewReader
 from services.api.store.settling import SettledTime, settled_time
 from services.api.store.tables import PREFIX, PositionRow, Tables, table_of
@@ -74,7 +75,8 @@ class Store:
         else:
             self._engine = sqlalchemy_engine(with_timeouts(make_url(url)), pool_pre_ping=True)
         self._folding = threading.Lock()
-        self._batch = Batch()
+        self._parsed = ParsedViews()
+        self._batch = Batch(self._parsed)
         self._memo = Memo()
         self._folded = 0
         """Position up to which ``_batch`` knows the views."""
@@ -177,7 +179,7 @@ class Store:
                 connection.execute(text("BEGIN"))  # the driver begins a transaction for writes only
             else:
                 connection = connection.execution_options(isolation_level="REPEATABLE READ")
-            yield ViewReader(connection, self._memo)
+            yield ViewReader(connection, self._memo, self._parsed)
 
     def close(self) -> None:
         """Close every connection; one that a thread still uses is closed when the thread returns it."""

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Select, bindparam, func, select
 
+from services.api.store.parsed_views import ParsedViews
 from services.api.store.tables import KEYS, NODES, PLANS, TASKS, Kind, PlanRow, PositionRow, V, table_of
 from shared.errors import NotFound
 from shared.unknown_names import nearest
@@ -51,11 +52,6 @@ class Memo:
 
 T = TypeVar("T")
 
-_PARSED = 4_096
-"""Documents that are kept parsed, some kilobytes each: of the open time, which requests for costs read again at each
-event. With 2,000 nodes it has 2,100, and all are read each time: with room for fewer, none would be found."""
-
-
 _NAMED_BY_PEOPLE = (TASKS, NODES)
 """Views whose keys are names; those of the others are ids, of which none is like another."""
 
@@ -70,17 +66,12 @@ _FOREVER_S = 1e12
 """Later than any time of the log, seconds since the epoch: the year 33658."""
 
 
-@functools.lru_cache(_PARSED)
-def _parsed(kind: Kind[Any], document: str) -> Any:
-    return kind.view.model_validate_json(document)
-
-
 # To make a statement takes SQLAlchemy as long as to run it: each is made once.
 _STATE = select(table_of(PositionRow).c.head, table_of(PositionRow).c.settled_s)
 _POSITION = select(table_of(PositionRow).c.position)
 _PLANS = table_of(PlanRow)
 _NEXT_SOLVED = (
-    select(_PLANS.c.document)
+    select(_PLANS.c.key, _PLANS.c.document)
     .where(_PLANS.c.solved, _PLANS.c.position > bindparam("position"))
     .order_by(_PLANS.c.position)
     .limit(1)
@@ -103,7 +94,7 @@ def _newest_keys(kind: Kind[Any]) -> Select[Any]:
 @functools.cache
 def _newest(kind: Kind[Any]) -> Select[Any]:
     table = table_of(kind.row)
-    query = select(table.c.document).where(table.c.position < bindparam("before"))
+    query = select(table.c.key, table.c.document).where(table.c.position < bindparam("before"))
     return query.order_by(table.c.position.desc()).limit(bindparam("limit"))
 
 
@@ -156,11 +147,12 @@ class ViewReader:
     Args:
         connection: of the transaction.
         memo: what the requests before have found.
+        parsed: the views that they have read.
     """
 
-    def __init__(self, connection: Connection, memo: Memo) -> None:
+    def __init__(self, connection: Connection, memo: Memo, parsed: ParsedViews) -> None:
         self.connection = connection
-        self._memo = memo
+        self._memo, self._parsed = memo, parsed
 
     def known(self, key: Hashable, find: Callable[[], T]) -> T:
         """Return what an earlier request has found in this state, or what ``find`` returns (``Memo.get``).
@@ -181,7 +173,7 @@ class ViewReader:
         for start in range(0, len(wanted), KEYS):
             part = {"keys": wanted[start : start + KEYS]}
             for row in self.connection.execute(_by_keys(kind, ("document",)), part):
-                found[row.key] = _parsed(kind, row.document)
+                found[row.key] = self._parsed.view(kind, row.key, row.document)
         return found
 
     def find(self, kind: Kind[V], key: str) -> V:
@@ -214,7 +206,7 @@ class ViewReader:
     def newest(self, kind: Kind[V], *, before: int, limit: int) -> list[V]:
         """Return the newest views before a position, the newest first."""
         found = self.connection.execute(_newest(kind), {"before": before, "limit": limit})
-        return [_parsed(kind, row.document) for row in found]
+        return [self._parsed.view(kind, row.key, row.document) for row in found]
 
     def keys(self, kind: Kind[V], prefix: str, limit: int) -> list[str]:
         """Return the first keys that begin with a text, upper and lower case apart, in their order as text."""
@@ -231,8 +223,8 @@ class ViewReader:
 
     def next_solved(self, position: int) -> datetime | None:
         """Return when the first plan of the solver behind a position was decided; None: there is none."""
-        document = self.connection.scalar(_NEXT_SOLVED, {"position": position})
-        return None if document is None else _parsed(PLANS, document).decided_at
+        row = self.connection.execute(_NEXT_SOLVED, {"position": position}).first()
+        return None if row is None else self._parsed.view(PLANS, row.key, row.document).decided_at
 
     def page(
         self,
@@ -246,7 +238,7 @@ class ViewReader:
     ) -> list[V]:
         """Return views in the order of their positions; the arguments are those of ``rows``."""
         found = self.rows(kind, "document", after=after, limit=limit, states=states, task=task, newest=newest)
-        return [_parsed(kind, row.document) for row in found]
+        return [self._parsed.view(kind, row.key, row.document) for row in found]
 
     def rows(
         self,

@@ -439,7 +439,8 @@ def _slow_nodes(known: Findings) -> Iterator[Trouble]:
 
 
 def _slow(known: Findings) -> Iterator[Trouble]:
-    used = {member.worker: task for task in known.tasks.values() for member in task.members}
+    slowed = [known.tasks[name] for name in {one.task for one in known.slow} if name in known.tasks]
+    used = {member.worker: task for task in slowed for member in task.members}
     slow = [one for one in known.slow if one.worker in used and used[one.worker].name == one.task]
     for group in _grouped(slow, lambda one: (one.task, one.node)):
         task = used[group[0].worker]
