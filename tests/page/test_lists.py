@@ -11,6 +11,7 @@ import pytest
 from shared.events.severities import ErrorKind, Method, Severity
 from shared.events.union import ErrorDetected
 from tests.api.kit import Server
+from tests.condition import until
 from tests.page.kit import browsing
 from tests.page.test_troubles import fail
 
@@ -104,3 +105,24 @@ async def test_lists_say_that_there_is_more(cluster: Server) -> None:
         await browser.page.get_by_role("button", name="Show fewer").wait_for()
         await browser.drawn_again()
         assert await browser.page.locator("#task-rows tr").count() == 21
+
+
+async def test_while_many_events_come_others_answers_will_do_and_the_last_one_is_new(cluster: Server) -> None:
+    async with browsing(cluster) as browser:
+        await browser.open()
+        await browser.shows("#incident-rows", "process-exit")
+        ages: list[str] = []
+
+        def note(request: Any) -> None:
+            if "/v1/incidents?" in request.url and "state=open" in request.url:
+                ages.append(request.headers.get("cache-control", ""))
+
+        browser.page.on("request", note)
+        await detect(cluster, 30, 0.0)
+
+        async def asked_anew() -> bool:
+            return "max-age=1" in ages and ages[-1] != "max-age=1"
+
+        await until(asked_anew, limit_s=30.0)
+        await browser.shows("#incident-rows", "hang")
+        browser.check()
