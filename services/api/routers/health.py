@@ -143,7 +143,7 @@ async def _nodes(api: Gateway) -> Check:
     live = api.live.state(watched=False)
 
     def read(views: ViewReader) -> list[NodeView]:
-        return views.page(NODES, states=sorted(AGENT_LIVES))
+        return [node for node in views.all(NODES) if node.state in AGENT_LIVES]
 
     try:
         async with asyncio.timeout(_LOG_TIMEOUT_S):

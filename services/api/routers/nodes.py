@@ -111,8 +111,7 @@ async def all_nodes(api: Api) -> Response:
     live = api.live.state()
 
     def answer(views: ViewReader) -> NodeMap:
-        known = views.known(NODES, lambda: views.page(NODES))
-        return node_map(known, live, views.known("assigned", lambda: _assigned(views)))
+        return node_map(views.all(NODES), live, views.known("assigned", lambda: _assigned(views)))
 
     return await api.answer(answer)
 

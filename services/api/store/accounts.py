@@ -201,7 +201,7 @@ class Accounts:
             sums=sums,
             tasks={task.name: task for task in tasks},
             incidents=incidents,
-            nodes=self._views.known(NODES, lambda: self._views.page(NODES)),
+            nodes=self._views.all(NODES),
             flop=flop,
             weighted_flop=weighted_flop,
             achieved_flop=self._achieved_flop(window),

@@ -162,6 +162,10 @@ class ViewReader:
         row = self.connection.execute(_STATE).first()
         return self._memo.get(None if row is None else tuple(row), key, find)
 
+    def all(self, kind: Kind[V]) -> list[V]:
+        """Return all views of a kind, which no one may change: as ``page``, once for each state of the projections."""
+        return self.known(kind, lambda: self.page(kind))
+
     def get(self, kind: Kind[V], key: str) -> V | None:
         """Return a view by its key, or None."""
         return self.several(kind, [key]).get(key)

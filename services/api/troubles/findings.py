@@ -103,8 +103,7 @@ def _held(views: ViewReader, now: datetime) -> Iterator[tuple[str, list[NodeRepo
 
 def _noted(views: ViewReader) -> list[NodeView]:
     """Return the nodes of which a monitor or a preflight says something."""
-    known = views.known(NODES, lambda: views.page(NODES))
-    return [node for node in known if node.reports or node.preflight]
+    return [node for node in views.all(NODES) if node.reports or node.preflight]
 
 
 def _incidents(
