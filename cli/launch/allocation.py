@@ -5,11 +5,14 @@ A "step" of Slurm's is what one ``srun`` runs; everywhere else in this project a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cli.watch.trouble import label
 from shared.errors import InvalidInput
+
+COMMANDS = ("squeue", "scontrol")
+"""What a run asks Slurm with."""
 
 JOB = "SLURM_JOB_ID"
 PROCESS = "SLURM_PROCID"
@@ -48,6 +51,19 @@ def allocation_of(environment: Mapping[str, str]) -> Allocation | None:
     restarts = _number(environment, "SLURM_RESTART_COUNT", "0")
     name = f"{_number(environment, JOB)}.{_number(environment, 'SLURM_STEP_ID')}-{restarts}"
     return Allocation(name, label(_given(environment, "SLURMD_NODENAME")), nodes, not _number(environment, PROCESS))
+
+
+def lacks_commands(lacking: Sequence[str]) -> str:
+    """Return a line for the user if Slurm's commands are missing, as they mostly are in a container; else empty.
+
+    Args:
+        lacking: those of ``COMMANDS`` that are not in ``PATH``.
+    """
+    if not lacking:
+        return ""
+    what = {"squeue": "a time limit that is changed", "scontrol": "the loss of the first node"}
+    unseen = " and ".join(dict.fromkeys(what[name] for name in lacking))
+    return f"{', '.join(lacking)} not in PATH here (a container?): {unseen} will not be answered"
 
 
 def bound(environment: Mapping[str, str], cpus: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -183,7 +184,7 @@ def _run(command: list[str], options: _Options, meeting: Meeting | None) -> None
     if require_healing:
         launched = replace(launched, whole=None)
     division = launched.division
-    more = [launched.place.said, division.said if division else "", _bound() if division else "",
+    more = [launched.place.said, division.said if division else "", *(_of_slurm(meeting) if division else ()),
             str(launched.shipped or ""), _strength(launched.spec)]  # fmt: skip
     for line in (*said(found), *unused(found), *more):
         if line:
@@ -245,7 +246,7 @@ def _take_part(command: list[str], options: _Options, meeting: Meeting, run_dir:
     from cli.launch.other_node import take_part
     from shared.launch.command import parse_command
 
-    if line := _bound():
+    for line in filter(None, _of_slurm(meeting)):
         say(line)
     in_front = parse_command(command).environment
     inherited = _inherited(in_front, options.ship is not None)
@@ -294,11 +295,12 @@ def _launched(found: Checked, options: _Options, base: Mapping[str, Any], meetin
     return replace(launched, division=division, environment=inherited)
 
 
-def _bound() -> str:
-    """Return a line for the user if srun has bound this process to few CPUs."""
-    from cli.launch.allocation import bound
+def _of_slurm(meeting: Meeting | None) -> tuple[str, str]:
+    """Return lines for the user about what srun has given this process, each empty if there is nothing to say."""
+    from cli.launch.allocation import COMMANDS, bound, lacks_commands
 
-    return bound(os.environ, len(os.sched_getaffinity(0)))
+    lacking = [name for name in COMMANDS if meeting is not None and shutil.which(name) is None]
+    return bound(os.environ, len(os.sched_getaffinity(0))), lacks_commands(lacking)
 
 
 def _inherited(in_front: Mapping[str, str], ships: bool) -> dict[str, str]:

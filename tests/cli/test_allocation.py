@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from cli.launch import other_node
-from cli.launch.allocation import Allocation, allocation_of, bound
+from cli.launch.allocation import Allocation, allocation_of, bound, lacks_commands
 from cli.launch.interrupts import Interrupts
 from cli.launch.place import division, place_of
 from cli.launch.requeue import requeue
@@ -91,6 +91,13 @@ def test_few_cpus_for_all_ranks_of_a_node_are_said() -> None:
     there = STEP | {"SLURM_CPUS_ON_NODE": "64"}
     assert "2 of the job's 64 CPUs: --cpu-bind=none" in bound(there, 2)
     assert bound(there, 64) == bound({"SLURM_CPUS_ON_NODE": "64"}, 2) == bound(STEP, 2) == ""
+
+
+def test_commands_of_slurm_that_a_container_lacks_are_said() -> None:
+    assert lacks_commands([]) == ""
+    found = lacks_commands(["squeue", "scontrol"])
+    assert "squeue, scontrol not in PATH" in found
+    assert "time limit that is changed and the loss of the first node" in found
 
 
 # ---- where they meet
