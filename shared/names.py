@@ -30,7 +30,10 @@ WORKER_PATTERN = rf"^{LABEL}/[0-9]{{1,6}}$"
 WorkerName = Annotated[str, Field(pattern=WORKER_PATTERN)]
 """The name of a worker."""
 
-Label = Annotated[str, Field(max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
+LABEL_CHARACTERS = 256
+"""Longest label."""
+
+Label = Annotated[str, Field(max_length=LABEL_CHARACTERS, pattern=r"^[^\x00-\x1f\x7f]*$")]
 """A short text for people or from a driver, on one line: a failure domain, a kind of hardware."""
 
 

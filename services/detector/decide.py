@@ -23,7 +23,7 @@ from services.detector.decisions import (
 from services.detector.decisions.admission import Patience
 from services.detector.decisions.decision import Decision, DetectorLimits, Effect, Revoke
 from services.detector.decisions.inputs import Echo, Greeting, Input, NodeTested, Probed, StacksGiven, Tick
-from services.detector.incidents import absences, causes, observations, script_ends
+from services.detector.incidents import absences, causes, observations, script_ends, sections
 from services.detector.incidents.faults import Fault
 from services.detector.nodes import drains, isolation, kept_copies, leftovers, probing, reports, silence
 from services.detector.nodes.probing import DETECTOR
@@ -265,6 +265,8 @@ def _examine(
         incidents.record(decision, task, vanished)
     elif ends and (overdue := script_ends.overdue(state, task, now)) is not None:
         decision.add(overdue)
+    elif ends and (alone := sections.entered_alone(state, task, now)) is not None:
+        decision.add(alone)
     elif not incidents.broken_sockets(decision, task):
         incidents.examine(decision, task, find(task))
 

@@ -99,17 +99,17 @@ class RankRaised(RankSignal):
     """A rank caught an exception.
 
     ``cause``: exception, communication (a peer's sockets broke), non_finite, refused (the rank cannot run the task as
-    specified; ``unicron.protocol.messages.REFUSED``), or differs (it is not what the other members are;
-    ``unicron.protocol.messages.DIFFERS``). A cause that this version does not know is read as ``exception``.
-    ``parameter``, ``micro_batch``: details of the cause non_finite, and ``difference`` of differs, as in
-    ``unicron.protocol.messages.Raised``. ``resource``, ``limit``: what the process lacks, as there. ``trained``: as in
-    ``ProcessExited``.
+    specified; ``unicron.protocol.messages.REFUSED``), differs (it is not what the other members are;
+    ``unicron.protocol.messages.DIFFERS``), or wrong_loop (its script uses the library wrongly; ``WRONG_LOOP`` there). A
+    cause that this version does not know is read as ``exception``. ``parameter``, ``micro_batch``: details of the cause
+    non_finite, and ``difference`` of differs, as in ``unicron.protocol.messages.Raised``. ``resource``, ``limit``: what
+    the process lacks, as there. ``trained``: as in ``ProcessExited``.
     """
 
     kind: Literal["rank-raised"] = "rank-raised"
     cause: Annotated[
-        Literal["exception", "communication", "non_finite", "refused", "differs"],
-        _fallback(("exception", "communication", "non_finite", "refused", "differs"), "exception"),
+        Literal["exception", "communication", "non_finite", "refused", "differs", "wrong_loop"],
+        _fallback(("exception", "communication", "non_finite", "refused", "differs", "wrong_loop"), "exception"),
     ]
     error: str
     detail: str
@@ -295,17 +295,19 @@ class WorkerStatus(Model):
 
     ``step``: updates applied. ``phase``: one of ``unicron.protocol.messages.PHASES``. ``micro_batch``: the micro-batch
     finished last, in phase ``compute``. ``setup_parts``: the parts of joining a generation that are done, in phase
-    ``setup``. ``progress_age_s``: since the rank's last progress. ``starved_s``: the part of ``progress_age_s``, at
-    most, in which the main thread was ready to run and had no CPU. ``idle_s``: the part of ``progress_age_s`` in which
-    neither the process, with its children, nor its device was at work; None: not known. ``steps_done``: completed steps
-    of the process's life, over all generations; None from an agent of an older version. ``hold_age_s``: since the rank
-    was asked to leave its step; None if it was not asked, or has left it. ``step_s``: duration of the last completed
-    step. ``steps_timed``: completed steps of this generation. ``process_state``: the kernel's letter for the process
-    (R, S, D, T, Z; proc(5)), evidence of a hang. ``steps``: steps of this generation that have ended of late;
-    heartbeats overlap and repeat them. ``gaps_s``: phase -> the longest time without progress that has ended since the
-    heartbeat before, without the time in which the main thread lacked a CPU; only for phases within a step and for
-    ``ended``. ``memory_every``: steps between the rank's snapshots at present; 0: none. ``replicated``: whether ranks
-    in other failure domains have each part of the state too. Both are None if the rank has not said so.
+    ``setup``. ``sections``: boundary sections that the rank has entered behind its newest step, in this generation;
+    None: not known. ``section``: the place in the script of the newest of them. ``progress_age_s``: since the rank's
+    last progress. ``starved_s``: the part of ``progress_age_s``, at most, in which the main thread was ready to run and
+    had no CPU. ``idle_s``: the part of ``progress_age_s`` in which neither the process, with its children, nor its
+    device was at work; None: not known. ``steps_done``: completed steps of the process's life, over all generations;
+    None from an agent of an older version. ``hold_age_s``: since the rank was asked to leave its step; None if it was
+    not asked, or has left it. ``step_s``: duration of the last completed step. ``steps_timed``: completed steps of this
+    generation. ``process_state``: the kernel's letter for the process (R, S, D, T, Z; proc(5)), evidence of a hang.
+    ``steps``: steps of this generation that have ended of late; heartbeats overlap and repeat them. ``gaps_s``: phase
+    -> the longest time without progress that has ended since the heartbeat before, without the time in which the main
+    thread lacked a CPU; only for phases within a step and for ``ended``. ``memory_every``: steps between the rank's
+    snapshots at present; 0: none. ``replicated``: whether ranks in other failure domains have each part of the state
+    too. Both are None if the rank has not said so.
 
     A state from a newer agent that this version does not know is read as ``waiting``, which no rule takes for a hang;
     an unknown phase as None, which has the limit of a slow region.
@@ -321,6 +323,8 @@ class WorkerStatus(Model):
     phase: Annotated[str | None, _fallback(PHASES, None)] = None
     micro_batch: Integer | None = None
     setup_parts: Integer | None = None
+    sections: Integer | None = None
+    section: Label | None = None
     progress_age_s: Seconds | None = None
     starved_s: Seconds = 0.0
     idle_s: Seconds | None = None

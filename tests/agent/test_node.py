@@ -138,6 +138,7 @@ def test_messages_of_an_older_generation_are_ignored() -> None:
         ("communication", "communication"),
         ("non_finite", "non_finite"),
         ("refused", "refused"),
+        ("wrong_loop", "wrong_loop"),
         ("new", "exception"),
     ],
 )
@@ -298,3 +299,11 @@ def test_a_script_that_fails_behind_the_last_step_is_signalled_as_such(code: int
     assert isinstance(found[1], ProcessExited)
     assert found[1].exit_code == code
     assert made.ended == {"expected": 0, "unexpected": 1}
+
+
+def test_the_place_of_a_boundary_section_is_reported_on_one_line_whatever_a_rank_says() -> None:
+    made, process = configured()
+    receive(made, process, progress(3, "aside", sections=1, section="a\nb" * 200))
+    found = made.status(at_s=3.0, process_states={}, schedules={})
+    status = next(one for one in found if one.worker == process.worker)
+    assert (status.sections, status.section) == (1, ("ab" * 200)[:256])

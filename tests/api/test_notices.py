@@ -177,7 +177,7 @@ async def test_a_task_that_waits_for_its_storage_is_reported(
     opened, waiting = map(verified, receiver.requests)
     assert (opened["type"], waiting["type"]) == ("incident.opened", "task.waiting")
     assert (waiting["data"]["task"], waiting["data"]["reason"]) == ("gpt", "waits for its storage: no room")
-    assert waiting["data"]["link"] == "https://unicron.example/"
+    assert waiting["data"]["link"] == "https://unicron.example/tasks/gpt"
 
 
 async def test_a_failed_task_and_an_incident_that_is_open_again_are_reported(
@@ -195,16 +195,20 @@ async def test_a_failed_task_and_an_incident_that_is_open_again_are_reported(
         reason = "exception (ValueError) at step 3 happened 2 times"
         await api.append(TaskFailed, task="gpt", generation=3, step=3, reason=reason, incident="i1")
         await until(lambda: len(receiver.requests) == 5)
+        await api.append(TaskSubmitted, task="own", spec=spec())
+        await api.append(TaskFailed, task="own", generation=1, step=3, reason="its script is wrong")
+        await until(lambda: len(receiver.requests) == 6)
     earlier = [("incident.opened", "i1"), ("incident.closed", "i1"), ("incident.reopened", "i1")]
     assert receiver.taken()[:3] == earlier
-    last = {body["type"]: body["data"] for body in map(verified, receiver.requests[3:])}
+    last = {body["type"]: body["data"] for body in map(verified, receiver.requests[3:5])}
     failed, closed = last["task.failed"], last["incident.closed"]
     assert (failed["task"], failed["reason"], failed["step"]) == ("gpt", reason, 3)
     assert failed["link"] == "https://unicron.example/v1/incidents/i1/postmortem?format=html"
     assert (closed["restored_at"], closed["failed_tasks"]) == (None, {"gpt": reason})
     assert closed["closed_at"] is not None
+    assert verified(receiver.requests[5])["data"]["link"] == "https://unicron.example/tasks/own"
     # A receiver drops what it has by its id: the second end is another one.
-    assert len({headers["webhook-id"] for headers, _ in receiver.requests}) == 5
+    assert len({headers["webhook-id"] for headers, _ in receiver.requests}) == 6
 
 
 async def test_an_incident_is_told_when_it_opens_and_when_it_is_over(
@@ -407,6 +411,7 @@ async def test_what_holds_is_told_until_it_is_over(
         assert (found[first]["key"], found[first]["resolved"]) == (found[last]["key"], False)
         assert found[last]["resolved"]
     assert found["node.isolated"]["node"] == "n0"
+    assert found["node.isolated"]["link"] == "https://unicron.example/v1/incidents/i1/postmortem?format=html"
     assert [part.split(":")[0] for part in found["control-plane.degraded"]["parts"]] == [*health.SERVICES]
 
 

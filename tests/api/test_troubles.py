@@ -11,6 +11,8 @@ import pytest
 
 from services.api.cluster_metrics import FAILED_FOR
 from services.api.live import LiveState
+from services.api.postmortem.gather import known
+from services.api.postmortem.words import failure_worker_s
 from services.api.requests import trouble_requests
 from services.api.troubles.causes import causes
 from services.api.troubles.findings import read_findings
@@ -91,6 +93,25 @@ def test_a_stuck_incident_says_since_when_against_usual_what_it_costs_and_what_t
     assert late.cost_basis == "4 workers standing still: no plan yet"
     assert late.todo == ["It is stuck: `unicron status -o wide` says how far each part is, the log of that part why."]
     assert (late.by, late.incidents, late.tasks) == (None, ["i2"], ["gpt"])
+
+
+@pytest.mark.parametrize(("of_node", "workers", "fault_s"), [(False, 4, 200.0), (True, 2, 199.5)])
+def test_what_an_incident_without_a_plan_loses_each_hour_is_what_its_post_mortem_grows_by(
+    story: Story, tmp_path: Path, of_node: bool, workers: int, fault_s: float
+) -> None:
+    story.at(200.5)
+    if of_node:
+        lose(story, "n1", "i2")
+    else:
+        story.error("i2", 200, task="gpt", node="n1", worker="n1/1", rank=3, generation=3, step=190)
+    story.at(240)
+    (found,) = troubles(story, tmp_path)
+    with offline_gateway(tmp_path / "run", story.records) as gateway, gateway.store.reading() as views:
+        cluster = gateway.cluster(views)
+        now, later = (known(views, "i2", cluster, story.time(at)).incident.cost for at in (240, 240 + 3600))
+    assert found.money_per_hour == pytest.approx(workers * PRICE)
+    assert later.failure_money - now.failure_money == pytest.approx(found.money_per_hour)
+    assert failure_worker_s(now) == pytest.approx(workers * (240 - fault_s))
 
 
 def test_the_cost_of_an_incident_is_what_the_report_adds_each_hour(story: Story, tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def test_progress_inside_a_step_waits_for_what_must_be_sent(connected: tuple[Fak
     link.send(Resumed(generation=2, step=2, source="own"))
 
     def progress(step: int, phase: str, **fields: float) -> Progress:
-        return Progress(generation=2, rank=0, step=step, phase=phase, **fields)  # type: ignore[arg-type]
+        return Progress(generation=2, rank=0, step=step, phase=phase, sections=0, **fields)  # type: ignore[arg-type]
 
     assert [agent.receive() for _ in range(7)] == [
         progress(1, "begun"),
@@ -271,7 +271,7 @@ def test_progress_that_is_kept_back_comes_although_nothing_follows(connected: tu
     for step in (1, 2):  # the thread waits for the agent's messages alone; and it waits for the time
         link.progress(step, "begun")
         link.progress(step, "reduce")
-        while agent.receive() != Progress(generation=2, rank=0, step=step, phase="reduce"):
+        while agent.receive() != Progress(generation=2, rank=0, step=step, phase="reduce", sections=0):
             pass
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests.unicron.conftest import SpecFile, largest_difference
 from tests.unicron.harness import agent
 from tests.unicron.zygote import zygote
+from unicron.protocol.messages import Progress
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -143,6 +144,54 @@ async def test_a_section_comes_again_after_a_rank_is_lost_in_it(
     expected = [found[-1] for found in json.loads((quiet / "noted-alone.json").read_text())]
     for own in drawn:
         assert [one for i, one in enumerate(own) if one not in own[:i]] == expected
+
+
+ALONE = """
+import os
+import torch
+import torch.distributed as dist
+import unicron
+
+
+def build(tensor, pipeline):
+    model = torch.nn.Linear(4, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+run = unicron.attach(steps=6, micro_batches=12, build=build)
+for step in run.steps():
+    with step:
+        for k in step.micro_batches():
+            loss = run.model(torch.ones(4)).square().sum()
+            (loss / 12).backward()
+            step.commit(k, loss, [k])
+        step.reduce()
+        run.optimizer.step()
+    if step.number == 3 and os.environ["UNICRON_WORKER"] == "w0":
+        with run.boundary():
+            open("begun", "w").close()
+            dist.all_reduce(torch.ones(1))
+"""
+
+
+async def test_a_rank_that_enters_a_section_alone_waits_and_says_where(tmp_path: Path, spec_file: SpecFile) -> None:
+    """Its collectives would otherwise meet those of the others' next step, which ends the process (gloo)."""
+    begun = tmp_path / "begun"
+    (tmp_path / "train.py").write_text(ALONE.replace('"begun"', repr(str(begun))))
+    spec = spec_file(script=str(tmp_path / "train.py"))
+    async with agent(tmp_path / "agent") as a:
+        for worker in ("w0", "w1"):
+            await a.fork(worker, spec)
+        await a.configure(dict.fromkeys(("w0", "w1"), "initial"))
+        await a.until(lambda: [m for m in a.of(Progress, "w0") if m.sections])
+        await a.in_step(["w1"], 4, "reduce")
+        inside, gone_on = a.of(Progress, "w0")[-1], a.of(Progress, "w1")[-1]
+        line = ALONE.splitlines().index("        with run.boundary():") + 1
+        assert (inside.phase, inside.step, inside.sections, inside.section) == ("aside", 3, 1, f"train.py:{line}")
+        assert (gone_on.sections, gone_on.section) == (0, None)
+        assert not begun.exists()
+        a.kill("w1")
+        await a.hold(["w0"])
 
 
 async def test_a_section_stands_behind_a_step(tmp_path: Path) -> None:

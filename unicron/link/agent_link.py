@@ -62,6 +62,9 @@ class AgentLink(Collectives):
         self._unanswered_hold = 0
         self._requests: set[int] = set()
         self._unanswered_drain = False
+        self.sections: tuple[int, str | None] = 0, None
+        """How many boundary sections this rank has entered behind the newest step that it has done, in this generation,
+        and the place in the script of the newest; each report of progress has both."""
         self.on_inject: Callable[[messages.Inject], None] | None = None
         """Called, on the connection's thread, with each request for a fault; None: such requests are ignored."""
         self.at_end: Callable[[], None] | None = None
@@ -147,6 +150,8 @@ class AgentLink(Collectives):
                     micro_batches=micro_batches,
                     memory_every=memory_every,
                     replicated=replicated,
+                    sections=self.sections[0],
+                    section=self.sections[1],
                 )
             )
 
@@ -197,6 +202,7 @@ class AgentLink(Collectives):
             return None
         self._configure = None
         self._generation, self._rank = configure.generation, configure.rank
+        self.sections = 0, None
         self._sparing.join(worker for _, worker, _ in configure.members)
         self._unanswered_hold = 0
         self._requests.clear()

@@ -27,25 +27,27 @@ takes."""
 FIRST_LOOK_S = 0.001
 """How long a rank waits before it looks for the first time whether the others have come: mostly they come together."""
 
-ARRIVED, ALL_ARRIVED = "finished", "finished/all"
-"""Keys in the generation's store: the number of ranks that have come to the end of the task, and whether all have."""
+FINISHED = "finished"
+"""The end of the task, as a place where ranks meet."""
 
 
-def meet(store: dist.Store, world_size: int, waits: Callable[[], None]) -> None:
+def meet(store: dist.Store, world_size: int, waits: Callable[[], None], place: str = FINISHED) -> None:
     """Wait until all ranks have come here.
 
     Args:
         store: the generation's.
         world_size: the generation's.
         waits: called once in a while meanwhile; raises an error if this rank is to wait no longer.
+        place: the name of this place, at which each rank comes once in a generation.
 
     Raises:
         RuntimeError: the store does not answer.
     """
-    if store.add(ARRIVED, 1) == world_size:
-        store.set(ALL_ARRIVED, "1")
+    all_arrived = f"{place}/all"
+    if store.add(place, 1) == world_size:
+        store.set(all_arrived, "1")
     pause_s = FIRST_LOOK_S
-    while not store.check([ALL_ARRIVED]):
+    while not store.check([all_arrived]):
         waits()
         time.sleep(pause_s)
         pause_s = min(2.0 * pause_s, LOOK_S)

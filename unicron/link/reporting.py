@@ -18,7 +18,7 @@ from unicron.errors import (
 )
 from unicron.link.agent_link import AgentLink
 from unicron.link.lacks import Lack, lack_of
-from unicron.protocol.messages import DIFFERS, REFUSED, Configure, Copies, Raised, Resumed
+from unicron.protocol.messages import DIFFERS, REFUSED, WRONG_LOOP, Configure, Copies, Raised, Resumed
 
 TRACEBACK_CHARACTERS = 16 * 1024
 """Longest traceback sent. Longer ones lose their beginning: the error is at the end."""
@@ -86,6 +86,8 @@ def kind(error: BaseException, *, starting: bool = False) -> str:
         return REFUSED
     if isinstance(error, MemberDiffers):
         return DIFFERS
+    if isinstance(error, WrongLoop):
+        return WRONG_LOOP
     return "non_finite" if isinstance(error, NonFiniteValue) else "exception"
 
 

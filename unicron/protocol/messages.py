@@ -57,6 +57,9 @@ DIFFERS = "differs"
 """``Raised.kind`` of a process that is not what the other members of its generation are, and leaves it: its code, its
 settings, its hyperparameters (``unicron.join.identity``). Another process with the same difference will leave, too."""
 
+WRONG_LOOP = "wrong_loop"
+"""``Raised.kind`` of a process whose script uses the library wrongly: it would again, in whatever generation."""
+
 
 class ProtocolError(Exception):
     """A line that is not a message of this protocol. ``name``: the message's, if the line has one."""
@@ -300,6 +303,10 @@ class Progress(Message):
     """Steps between two snapshots at present, for phase ``ended``; 0: none are taken."""
     replicated: bool | None = None
     """Whether ranks in other failure domains have each part of the state too, for phase ``ended``."""
+    sections: int | None = None
+    """How many boundary sections the rank has entered behind the newest step that it has done, in this generation."""
+    section: str | None = None
+    """The place in the script of the newest of them."""
 
 
 PHASES = ("begun", "compute", "reduce", "update", "ended", "checkpoint", "setup", "waiting", "aside", "tail", "script")
@@ -358,9 +365,10 @@ class Resumed(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raised(Message):
-    """An error was raised. ``kind``: ``exception``, ``communication``, ``non_finite``, ``REFUSED`` or ``DIFFERS``.
+    """An error was raised.
 
-    A process that refuses its task before it has joined a generation sends generation 0.
+    ``kind``: ``exception``, ``communication``, ``non_finite``, ``REFUSED``, ``DIFFERS`` or ``WRONG_LOOP``. A process
+    that refuses its task before it has joined a generation sends generation 0.
     """
 
     name: ClassVar[str] = "raised"

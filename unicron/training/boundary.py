@@ -11,10 +11,15 @@ A fault inside leaves the section without an exception. A ``with`` block cannot 
 the step once more: it is ``step.repeated`` and has nothing to compute (``unicron.training.applied_step``). Behind it
 the loop comes to the section again, as a new process does. A section is done once all ranks have come to its end.
 Until then it counts as not done for all ranks, and ranks that had come through it run it again.
+
+A section that only some ranks come to would wait for ever. So it begins once all have come, and each rank reports how
+many sections it has entered behind a step: a rank that has gone on with fewer than another one proves that the script
+is wrong, and ends the task (``services/detector/incidents/sections.py``).
 """
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Callable
@@ -30,6 +35,9 @@ from unicron.link.agent_link import AgentLink
 from unicron.process.faults import FaultInjector
 from unicron.training.step import Step
 
+PLACE_CHARACTERS = 100
+"""Longest name of a script's file that is reported, in every heartbeat."""
+
 
 class SectionHost(Protocol):
     """What a section needs of the training (``unicron.training.generations``)."""
@@ -44,6 +52,9 @@ class SectionHost(Protocol):
     """The step of the newest section, and what puts random generators back to how they were before it began."""
     last_step: int
     """The step behind which the training ends."""
+
+    def meet_in_section(self, place: str) -> None:
+        """Wait until all ranks have come to a place, whose name they give."""
 
     def gather_parameters(self) -> None:
         """Wait until the parameters that other ranks have updated have arrived on this one."""
@@ -74,18 +85,23 @@ class Section:
         Raises:
             WrongLoop: the loop is in no step's boundary, or a step's block has not been left.
         """
-        step = self._host.step
+        step, link = self._host.step, self._host.link
         if step is None or not (step.completed or step.left):
             raise WrongLoop("run.boundary() stands behind a step's block, in the loop over run.steps()")
+        counts = step.completed and not step.left
+        if counts:
+            link.sections = link.sections[0] + 1, _place_in_script()
         if step.completed:
             self._host.put_back()
             self._host.open_section = step.number
             if self._host.random[0] != step.number:
                 self._host.random = step.number, random_states()
         self._host.heartbeat()
-        self._host.link.enter()
+        link.enter()
         if self.meets:
             try:
+                if counts:
+                    self._host.meet_in_section(f"section/{step.number}/{link.sections[0]}")
                 self._host.gather_parameters()
             except Exception as err:
                 self._failed = err
@@ -135,6 +151,15 @@ class Section:
             return False
         step.left = True
         return host.survives(error)
+
+
+def _place_in_script() -> str:
+    """Return file and line of the newest call from outside of this library, for people."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "unicron":
+        frame = frame.f_back
+    name = os.path.basename(frame.f_code.co_filename).encode("ascii", "replace").decode()
+    return f"{name[-PLACE_CHARACTERS:]}:{frame.f_lineno}" if name.isprintable() else ""
 
 
 def random_states() -> Callable[[], None]:

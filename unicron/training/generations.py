@@ -479,6 +479,16 @@ class Training:
 
         end_of_task.meet(self._joiner.store, self.configure.world_size, wait)
 
+    def meet_in_section(self, place: str) -> None:
+        """Wait until all ranks have come to a place in a boundary section, under an agent, which can end the wait.
+
+        Raises:
+            Interrupted: the generation is held.
+            RuntimeError: the store does not answer.
+        """
+        if self.link.supervised:
+            end_of_task.meet(self._joiner.store, self.configure.world_size, self.link.check, place)
+
     def _finish(self) -> None:
         """Write the result and report that the task is finished, or that its script goes on behind the last step."""
         self.show_writing()

@@ -384,6 +384,7 @@ class Step:
             self.completed = True
             host.end_metrics(self.number, done=True)
             duration_s = time.monotonic() - self.began_s
+            host.link.sections = 0, None
             memory_every, replicated = host.snapshots.steps, host.snapshots.replicated
             host.link.progress(
                 self.number,

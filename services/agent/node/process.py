@@ -57,6 +57,8 @@ class Process:
         phase: the phase of its newest ``Progress``, one of ``protocol.PHASES``.
         micro_batch: the micro-batch of its newest ``Progress``.
         setup_parts: the parts of joining a generation that its newest ``Progress`` reports as done.
+        sections: how many boundary sections it has entered behind its newest step, by its newest ``Progress``.
+        section: the place in its script of the newest of them.
         progress_at_s: the time of the newest progress, on the agent's monotonic clock.
         progress_schedule: how its main thread had been scheduled by then.
         gaps_s: phase of a step -> the longest time without progress that has ended since the newest heartbeat, without
@@ -97,6 +99,8 @@ class Process:
     phase: str | None = None
     micro_batch: int | None = None
     setup_parts: int | None = None
+    sections: int | None = None
+    section: str | None = None
     progress_at_s: float | None = None
     progress_schedule: Scheduled | None = None
     gaps_s: dict[str, float] = field(default_factory=dict)

@@ -32,9 +32,10 @@ from shared.messages.signals import (
     WorkerStatus,
 )
 from shared.model import filled
+from shared.names import LABEL_CHARACTERS
 from unicron.protocol import messages
 
-_CAUSES = frozenset({"communication", "non_finite", messages.REFUSED, messages.DIFFERS})
+_CAUSES = frozenset({"communication", "non_finite", messages.REFUSED, messages.DIFFERS, messages.WRONG_LOOP})
 """Kinds of ``Raised`` that are signalled under their own name. Every other kind is signalled as ``exception``."""
 
 _IN_STEP = frozenset({"begun", "compute", "reduce", "update"})
@@ -160,7 +161,7 @@ class Node:
         process.resumed = process.raised = process.result = None
         process.steps_timed, process.step_s = 0, None
         process.recent.steps.clear()
-        process.micro_batch, process.setup_parts = None, None
+        process.micro_batch = process.setup_parts = process.sections = process.section = None
         process.gaps_s.clear()
         process.phase, process.progress_at_s = "setup", at_s
 
@@ -282,6 +283,8 @@ class Node:
         process.note_gap(at_s, schedule)
         process.rank, process.phase = message.rank, message.phase
         process.micro_batch, process.setup_parts = message.micro_batch, message.setup_parts
+        process.sections = message.sections
+        process.section = None if message.section is None else _on_one_line(message.section)
         process.progress_at_s, process.progress_schedule = at_s, schedule
         if message.phase != "waiting":
             process.resting = False
@@ -401,6 +404,11 @@ def _status(process: Process, at_s: float, process_state: str | None, schedule: 
         process_state=process_state,
         steps=process.recent.reported(at_s),
     )
+
+
+def _on_one_line(text: str) -> str:
+    """Return a text of a rank as the heartbeats' short texts are (``shared.names.Label``)."""
+    return "".join(character for character in text if character.isprintable())[:LABEL_CHARACTERS]
 
 
 def _refuses_to_start(process: Process, message: messages.Raised) -> bool:

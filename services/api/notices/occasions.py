@@ -18,7 +18,7 @@ from services.api.postmortem import standing
 from services.api.postmortem.gather import Known, known, lateness
 from services.api.routers import health
 from services.api.store.readers import ViewReader
-from services.api.store.tables import INCIDENTS, NODES, TASKS
+from services.api.store.tables import INCIDENTS, NODES, SPANS, TASKS
 from shared.events.union import ErrorDetected, Recorded, TaskFailed
 from shared.model import utc_now
 from shared.tasks.specification import GOING_ON, TaskState
@@ -95,7 +95,7 @@ class Looker:
                     found.add(waits, said, partial(self._task_waits, task, why, at))
             for node in views.page(NODES, states=[NodeState.ISOLATED.value]):
                 isolated = Subject(topic="node-isolated", name=node.name)
-                found.add(isolated, said, partial(self._isolated, node, at))
+                found.add(isolated, said, partial(self._isolated, views, node, at))
             return found
 
         found = await api.read(read)
@@ -145,7 +145,8 @@ class Looker:
             "node-isolated": (f"node {name} is isolated no more", {"node": name}),
             "control-plane": ("all parts of the control plane work again", {}),
         }[subject.topic]
-        return notice(subject, summary=text, link=self._link(), data=data, at=at, resolved=True)
+        link = self._task_page(name) if "task" in data else self._link()
+        return notice(subject, summary=text, link=link, data=data, at=at, resolved=True)
 
     def _incident(
         self, api: Gateway, views: ViewReader, subject: Subject, *, at: datetime, resolved: bool, type: str = ""
@@ -157,7 +158,7 @@ class Looker:
         return notice(
             subject,
             summary=standing.headline(found.incident, found.short, None, at),
-            link=self._link("incidents", subject.name, "postmortem?format=html"),
+            link=self._post_mortem(subject.name),
             data={**facts_of(found), "cost": cost, "to_do": to_do},
             at=at,
             resolved=resolved,
@@ -168,7 +169,7 @@ class Looker:
         return notice(
             Subject(topic="task-failed", name=event.task, occurrence=event.event_id),
             summary=f"task {event.task} failed at step {event.step}: {event.reason}",
-            link=self._link("incidents", event.incident, "postmortem?format=html") if event.incident else self._link(),
+            link=self._post_mortem(event.incident) if event.incident else self._task_page(event.task),
             data={
                 "task": event.task,
                 "reason": event.reason,
@@ -186,7 +187,7 @@ class Looker:
         return notice(
             subject,
             summary=f"task {view.name} waits at step {view.step} until somebody acts: {reason}",
-            link=self._link(),
+            link=self._task_page(view.name),
             data={
                 "task": view.name,
                 "reason": reason,
@@ -212,11 +213,12 @@ class Looker:
             resolved=False,
         )
 
-    def _isolated(self, view: NodeView, at: datetime, subject: Subject) -> Notice:
+    def _isolated(self, views: ViewReader, view: NodeView, at: datetime, subject: Subject) -> Notice:
+        span = views.get(SPANS, view.span) if view.span else None
         return notice(
             subject,
             summary=f"node {view.name} is isolated{f': {view.reason}' if view.reason else ''}",
-            link=self._link(),
+            link=self._post_mortem(span.incident) if span is not None and span.incident else self._link(),
             data={
                 "node": view.name,
                 "reason": view.reason,
@@ -226,9 +228,15 @@ class Looker:
             resolved=False,
         )
 
-    def _link(self, kind: str = "", name: str = "", rest: str = "") -> str:
-        """Return where people read more: a page of a thing, or the live page."""
-        return f"{self._server}/v1/{kind}/{quote(name, safe='')}/{rest}" if kind else f"{self._server}/"
+    def _link(self, path: str = "") -> str:
+        """Return where people read more: a page of the server, by itself the live page."""
+        return f"{self._server}/{path}"
+
+    def _post_mortem(self, incident: str) -> str:
+        return self._link(f"v1/incidents/{quote(incident, safe='')}/postmortem?format=html")
+
+    def _task_page(self, task: str) -> str:
+        return self._link(f"tasks/{quote(task, safe='')}")
 
 
 def facts_of(found: Known) -> dict[str, Any]:

@@ -50,6 +50,8 @@ from shared.costs.settlement import (
     sums_of,
 )
 from shared.costs.span_claims import Window
+from shared.costs.unanswered import is_unanswered, unanswered_amounts
+from shared.projections.rates import rate_flop_per_s
 from shared.views.documents import TaskView
 
 _SPANS = table_of(SpanRow)
@@ -143,7 +145,7 @@ class Accounts:
         """A present time that is not before what the log records: its clock may be a little ahead of ours."""
 
     def incidents(self, names: Iterable[str]) -> dict[str, Amounts]:
-        """Return the amounts of incidents up to now; those that have any."""
+        """Return the amounts of incidents up to now; those that have any. What no plan has answered yet is in them."""
         wanted = {*names}
         if not wanted:
             return {}  # as a rule no incident is open
@@ -153,6 +155,7 @@ class Accounts:
         else:
             sums = self._rows.totals(INCIDENT, wanted)
             add(sums, self._open(until_s, (INCIDENT,), wanted, self._open_time(OpenTime.of_incidents)))
+        add(sums, {INCIDENT: self._unanswered()[0]})
         return {name: amounts for name, amounts in sums[INCIDENT].items() if name in wanted}
 
     def growth(self, names: Iterable[str]) -> dict[str, Amounts]:
@@ -160,8 +163,15 @@ class Accounts:
         wanted = {*names}
         if not wanted:
             return {}
-        each_s = self._open_time(OpenTime.of_incidents).each_s[INCIDENT]
-        return {name: each_s[name] for name in wanted if name in each_s}
+        each_s = {INCIDENT: dict(self._open_time(OpenTime.of_incidents).each_s[INCIDENT])}
+        add(each_s, {INCIDENT: self._unanswered()[1]})
+        return {name: amounts for name, amounts in each_s[INCIDENT].items() if name in wanted}
+
+    def _unanswered(self) -> tuple[dict[str, Amounts], dict[str, Amounts]]:
+        """Return the amounts of incidents that no plan has answered, and what each second adds to them."""
+        found = [view for view in self._views.page(INCIDENTS, states=["open"]) if is_unanswered(view)]
+        tasks = self._views.several(TASKS, {name for view in found for name in view.tasks})
+        return unanswered_amounts(found, tasks, rate_flop_per_s, self.as_of)
 
     def account(
         self,

@@ -165,7 +165,7 @@ def _incident(known: Findings, group: Sequence[OngoingIncident]) -> Trouble:
     worst = max((one.incident for one in group), key=lambda incident: incident.stuck_s or 0.0)
     nodes = [one.incident.node for one in group if one.incident.node is not None]
     tasks = sorted({task for one in group for task in one.incident.tasks if task in known.tasks})
-    workers, basis = _stands(known, group, tasks)
+    workers, basis = _stands(group)
     short = sorted({span.task for one in group for span in one.short})
     is_open = any(one.incident.closed_at is None for one in group)
     out = known.out.get(first.node or "")
@@ -207,16 +207,12 @@ def _hits(tasks: Sequence[str], short: Sequence[str], is_open: bool) -> str:
     return f"; hits {names(tasks)}" if tasks else ""
 
 
-def _stands(known: Findings, group: Sequence[OngoingIncident], tasks: Sequence[str]) -> tuple[float, str]:
+def _stands(group: Sequence[OngoingIncident]) -> tuple[float, str]:
     """Return how many workers' time is lost now, and what that is in words."""
     counted = sum(one.lost_workers for one in group)
     if all(one.incident.closed_at is not None or one.incident.planned_at is not None for one in group):
         return counted, f"{_counted(counted, 'worker')} lost or standing still"
-    members = {member.worker for task in tasks for member in known.tasks[task].members}
-    out = [known.out[name] for one in group if (name := one.incident.node or "") in known.out]
-    members.update(worker for node in out for worker in node.workers)
-    workers = max(float(len(members)), counted)
-    return workers, f"{_counted(workers, 'worker')} standing still: no plan yet"
+    return counted, f"{_counted(counted, 'worker')} standing still: no plan yet"
 
 
 def _todo(known: Findings, group: Sequence[OngoingIncident], out: NodeView | None) -> list[str]:

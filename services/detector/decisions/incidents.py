@@ -66,12 +66,14 @@ def raised(decision: Decision, task: MonitoredTask, signal: RankRaised) -> None:
     A refusal (an error that shows that the task cannot run as specified) ends a task that has never trained, and so
     does a rank that is not what the others are: it is not known which of them is meant. A task that has trained can
     run: then the fault lies with this worker, and is answered like any exception. A script that restarts whole refuses
-    only at its first start: nobody else knows whether it trains later.
+    only at its first start: nobody else knows whether it trains later. A loop that uses the library wrongly would do so
+    again in each process, however long the task has trained.
     """
     if signal.cause == "communication":
         _suspect(decision, task, signal)
     elif task.accepts(signal.worker, signal.generation):
-        if signal.cause in ("refused", "differs") and (task.restarts_whole or not task.has_trained):
+        refuses = signal.cause in ("refused", "differs") and (task.restarts_whole or not task.has_trained)
+        if refuses or (signal.cause == "wrong_loop" and not signal.trained):
             decision.add(faults.refusal(task, signal, now=decision.now))
         elif script_ends.is_failure(signal):
             decision.add(script_ends.failed(task, signal, decision.now))

@@ -98,6 +98,12 @@ CLASSES = (
         r"Timed out waiting \d+ms for|Watchdog caught collective operation timeout",
         "a rank did not come: the others' stacks say which",
     ),
+    _of(
+        "collective-mismatch",
+        r"distributed collective mismatch in your code",
+        "ranks were in different collectives, such as one that stands under `if rank == 0`: all ranks have to come to "
+        "the same ones in the same order, and those of the script belong in a step's block or in run.boundary()",
+    ),
     _of("gloo", r"gloo/transport|\[gloo\]|Gloo ", "a peer ended or its network failed: look at the other ranks first"),
     _of(
         "rendezvous",
