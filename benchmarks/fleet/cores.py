@@ -58,7 +58,7 @@ class Cores:
         self.slots, self.now, self.dead = workers, datetime(2030, 1, 1, tzinfo=UTC), set[str]()
         self.interval_s = max(LEAST_INTERVAL_S, nodes / HEARTBEATS_PER_S)
         settings = Settings(heartbeat_interval_s=self.interval_s, node_timeout_s=TIMEOUT_INTERVALS * self.interval_s)
-        self._limits = detector.limits(settings)
+        self.detector_limits = detector.limits(settings)
         self.detector = StateFold(fold_detector, DetectorState())
         self.planner, self.transition = Fold(), StateFold(fold_transition, State(limits=limits(settings)))
         self.log: list[Recorded] = []
@@ -124,7 +124,7 @@ class Cores:
 
     def _detect(self, item: Any, what: str) -> None:
         state, effects = self._timed(
-            f"detector {what}", lambda: detect(self.detector.state, item, self.now, self._limits)
+            f"detector {what}", lambda: detect(self.detector.state, item, self.now, self.detector_limits)
         )
         self.detector.decided(state, effects)
         self._take(effects)
@@ -235,15 +235,17 @@ class Cores:
 
     def exit_rank(self) -> None:
         """Have a rank end."""
-        name = self.names[17 % len(self.names)]
-        worker = f"{name}/3"
+        data = SIGNALS.request.encode(self.exit_of(self.names[17 % len(self.names)], 3))
+        self._detect(self._timed("detector read signal", lambda: SIGNALS.request.decode(data)), "signal")
+        self.settle()
+
+    def exit_of(self, name: str, slot: int) -> ProcessExited:
+        """Return the signal of the end of a rank, which trains no more."""
+        worker = f"{name}/{slot}"
         generation, rank = self.ranks.pop(worker)
         about: dict[str, Any] = {"node": name, "incarnation": self._incarnations[name], "occurred_at": self.now}
         about |= {"task": "all", "worker": worker, "generation": generation, "rank": rank, "step": 6}
-        signal = ProcessExited(**about, signal_id=str(uuid.uuid4()), pid=self._pids.pop(worker), exit_code=-9)
-        data = SIGNALS.request.encode(signal)
-        self._detect(self._timed("detector read signal", lambda: SIGNALS.request.decode(data)), "signal")
-        self.settle()
+        return ProcessExited(**about, signal_id=str(uuid.uuid4()), pid=self._pids.pop(worker), exit_code=-9)
 
 
 def measure_size(nodes: int, workers: int, report: Report) -> None:
