@@ -12,10 +12,10 @@ from datetime import datetime
 
 from services.transition.moved_events import moved_phase
 from services.transition.phases import ENDINGS, before, kept, to_release
-from services.transition.state import Failure, Outcome, Part, Phase, Replied, State, TimerFired, TimerName
+from services.transition.state import Failure, Outcome, Part, Phase, Replied, State, Task, TimerFired, TimerName
 from shared.events import union as events
 from shared.events.codes import FailureCode
-from shared.events.plans import TaskChange
+from shared.events.plans import Stage, TaskChange
 from shared.events.severities import ErrorKind
 from shared.events.union import EventBase
 from shared.messages.commands import Reply
@@ -123,14 +123,29 @@ def _planned(state: State, plan: events.PlanDecided, change: TaskChange) -> Stat
         detail = f"an earlier plan released {', '.join(gone)}"
         part = part.with_failure(Failure(Phase.HOLD, FailureCode.RELEASED, detail, gone))
     alive = state.alive([*change.survivors, *change.failed, *change.release])
-    state = state.with_task(name, replace(task, generation=generation))
+    state = state.with_task(name, replace(task, generation=generation, stages=_entered(task)))
     return state.with_part(part).with_occupied(name, task.occupied | alive)
+
+
+def _entered(task: Task) -> tuple[Stage, ...]:
+    """Return the stages in which a task's ranks may be as a new plan comes: also those that the plan before has begun.
+
+    A stage begins behind phases of which the log has at least one.
+    """
+    part = task.part
+    if not task.stages or part is None or part.outcome is Outcome.DONE or not part.moved:
+        return task.stages
+    known = {stage.generation for stage in task.stages}
+    return (*task.stages, *(stage for stage in part.change.stages if stage.generation not in known))
 
 
 def _moved_step(state: State, event: events.StateMoved) -> State:
     if event.phase in ("resumed", "restored"):
+        task = state.task(event.task)
+        change = task.part.change if task.part is not None else None
+        formed = [stage for stage in (change.stages if change else []) if stage.generation == event.generation]
         # Not the maximum: the task may have gone back to an older step, and computes the steps since then again.
-        return state.with_task(event.task, replace(state.task(event.task), step=event.step))
+        return state.with_task(event.task, replace(task, step=event.step, stages=tuple(formed)))
     return state.with_step(event.task, event.step)
 
 

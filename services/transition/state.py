@@ -12,7 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from shared.events.codes import FailureCode
-from shared.events.plans import TaskChange
+from shared.events.plans import Stage, TaskChange
 from shared.messages.commands import Command, Reply
 from shared.service.core import Append, Logged, Started
 from shared.tasks.specification import TaskSpec
@@ -258,6 +258,8 @@ class Task:
         may_lose: whether a user wants it to stop also if that loses steps.
         identity: what its members have agreed to be since it was submitted; empty: not known.
         part: its part of its newest plan; None before the first.
+        stages: those in which its ranks may be: the one that was formed last, and those that superseded plans may have
+            begun since; none: it is not known.
     """
 
     spec: TaskSpec | None = None
@@ -272,6 +274,7 @@ class Task:
     may_lose: bool = False
     part: Part | None = None
     identity: Mapping[str, str] = field(default_factory=dict)
+    stages: tuple[Stage, ...] = ()
 
     @property
     def settled(self) -> bool:
