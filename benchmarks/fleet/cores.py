@@ -36,6 +36,7 @@ from services.transition.decide import decide as move
 from services.transition.evolve import evolve as fold_transition
 from services.transition.main import limits
 from services.transition.state import Replied, Send, State
+from shared.events.plans import Stage
 from shared.events.union import ErrorDetected, Event, PlanDecided, Recorded, TaskSubmitted
 from shared.messages.commands import COMMANDS, Reply, WorkerResult
 from shared.messages.probes import Outcome
@@ -70,6 +71,9 @@ class Cores:
         self._pids: dict[str, int] = {}
         self._sequence, self._ticks = Counter[str](), 0
         self.training_since: datetime | None = None
+        self._stage: Stage | None = None
+        self._ranks: dict[str, int] = {}
+        """The stage that is formed, and the ranks of its members."""
         self.ranks: dict[str, tuple[int, int]] = {}
         """Worker -> generation and rank, of those that train."""
         self._incarnations = {name: uuid.uuid4().hex for name in self.names}
@@ -175,8 +179,9 @@ class Cores:
         if send.node in self.dead:
             return
         if command.kind == "configure":
-            ranks = {member.worker: member.rank for member in command.stage.members}
-            self.ranks |= {worker: (command.generation, ranks[worker]) for worker in send.workers}
+            if command.stage is not self._stage:
+                self._stage, self._ranks = command.stage, {m.worker: m.rank for m in command.stage.members}
+            self.ranks |= {worker: (command.generation, self._ranks[worker]) for worker in send.workers}
             self.training_since = self.now
         results = {w: WorkerResult(pid=self._pids.setdefault(w, 1000 + len(self._pids)), step=5) for w in send.workers}
         about: dict[str, Any] = {"command_id": command.command_id, "node": send.node, "ok": True}
