@@ -7,7 +7,7 @@ from services.detector.decide import decide as detect
 from shared.events.union import ErrorDetected
 from shared.messages.signals import ProcessExited
 from shared.service.core import Append
-from tests.instructions import instructions
+from tests.counted_work import instructions
 
 TICK_S = 0.1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -10,20 +9,10 @@ import pytest
 from services.transition.decide import decide
 from services.transition.evolve import evolve
 from services.transition.state import Replied, node_of
-from tests.instructions import instructions
+from tests.counted_work import instructions, peak_bytes
 from tests.transition.drive import Drive, answer, change, stage
 
 SLOTS = 2
-
-
-def peak_bytes(work: Callable[[], object]) -> int:
-    """Return how many bytes a call has allocated at most."""
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 def recovering(nodes: int, kind: str) -> Drive:

@@ -1,11 +1,12 @@
-"""The work of a function, counted: the instructions of the interpreter, which do not depend on the machine's speed.
+"""The work of a function, counted: what does not depend on the machine's speed, so that a test can say what grows.
 
-Loops within C code (the copy of a dictionary, a sort without a key) count as one instruction.
+Loops within C code (the copy of a dictionary, a sort without a key) count as one instruction; a copy shows in bytes.
 """
 
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -28,3 +29,13 @@ def instructions(work: Callable[[], object]) -> int:
     finally:
         sys.settrace(before)
     return count
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Return how many bytes a call has allocated at most at the same time."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
