@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from benchmarks.fleet.cores import Cores
+from benchmarks.fleet.cores import STEP_S, Cores
 from services.detector.decide import decide as detect
+from services.detector.decisions.inputs import Echo, Tick
 from shared.events.union import ErrorDetected
-from shared.messages.signals import ProcessExited
+from shared.messages.signals import HEARTBEATS, ProcessExited, StepReport
 from shared.service.core import Append
 from tests.counted_work import instructions
-
-TICK_S = 0.1
 
 
 def training(nodes: int, workers: int) -> Cores:
@@ -34,3 +33,31 @@ def test_the_error_of_a_rank_that_ends_does_not_look_at_all_ranks() -> None:
         return count
 
     assert work(64) < 1.2 * work(16)
+
+
+def test_a_tick_asks_little_of_each_node_that_was_heard_and_is_calm() -> None:
+    """Ticks are ten in a second, and look at thousands of nodes."""
+
+    def work(nodes: int) -> int:
+        cores = training(nodes, 8)
+
+        def tick() -> object:
+            return detect(cores.detector.state, Tick(), cores.now, cores.detector_limits)
+
+        detect(cores.detector.state, Echo(), cores.now, cores.detector_limits)
+        tick()  # what was heard since the one before is summed up
+        return instructions(tick)
+
+    assert work(40) - work(20) < 20 * 120
+
+
+def test_a_heartbeat_of_this_version_is_read_without_a_call_for_each_field() -> None:
+    cores = training(4, 8)
+    cores.pass_time(2 * STEP_S)
+    heartbeat = cores.detector.state.nodes[cores.names[2]].heartbeat
+    assert heartbeat is not None
+    data = HEARTBEATS.request.encode(heartbeat)
+    steps = sum(len(status.steps) for status in heartbeat.workers)
+    made = instructions(lambda: [StepReport(*step) for status in heartbeat.workers for step in status.steps])
+    assert steps == 16
+    assert instructions(lambda: HEARTBEATS.request.decode(data)) < 2 * made

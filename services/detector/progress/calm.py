@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from services.detector.incidents import absences
 from services.detector.state import stalls
 from services.detector.state.cluster import DetectorState
-from services.detector.state.node import MonitoredNode, Place, Stand, Summary
+from services.detector.state.node import Ages, MonitoredNode, Place, Stand, Summary
 from services.detector.state.stalls import StallLimits
 from services.detector.state.task import MonitoredTask
 
@@ -34,16 +34,41 @@ def is_calm(state: DetectorState, task: MonitoredTask, limits: StallLimits, part
     least_s = part * min(limits.hang_floor_s, limits.slow_region_timeout_s, stalls.SETUP_FLOOR_S)
     layout = task.layout
     each = task.change is not None or layout is None or layout.tensor == layout.pipeline == 1
-    youngest_s = float("inf")
+    ages = _ages(state, task)
+    if ages is None or (each and ages.oldest_s > least_s):
+        return False
+    return task.change is not None or ages.youngest_s <= least_s
+
+
+def _ages(state: DetectorState, task: MonitoredTask) -> Ages | None:
+    """Return the times without progress of a task's ranks, over all nodes; None if not all that is heard is usual.
+
+    They are looked for once in a tick.
+    """
+    if state.ages is not None and task.name in state.ages:
+        return state.ages[task.name]
+    found = _found(state.nodes, task)
+    if state.ages is not None:
+        state.ages[task.name] = found
+    return found
+
+
+def _found(nodes: Mapping[str, MonitoredNode], task: MonitoredTask) -> Ages | None:
+    youngest_s, oldest_s, name_of_task, generation = float("inf"), 0.0, task.name, task.generation
     for name, place in _places(task).items():
-        node = state.nodes.get(name)
+        node = nodes.get(name)
         if node is None or node.heartbeat is None or node.unreachable_since is not None:
-            return False
-        summary = _of(node, task, place)
-        if not summary.is_usual or (each and summary.oldest_s > least_s):
-            return False
-        youngest_s = min(youngest_s, summary.youngest_s)
-    return task.change is not None or youngest_s <= least_s
+            return None
+        summary = node.summaries.get(name_of_task)
+        if summary is None or summary.place is not place or summary.generation != generation:
+            summary = _of(node, task, place)
+        if not summary.is_usual:
+            return None
+        if summary.youngest_s < youngest_s:
+            youngest_s = summary.youngest_s
+        if summary.oldest_s > oldest_s:
+            oldest_s = summary.oldest_s
+    return Ages(youngest_s, oldest_s)
 
 
 def summaries(state: DetectorState, task: MonitoredTask) -> Iterator[Summary]:

@@ -22,6 +22,13 @@ class Place(NamedTuple):
     others: list[str]
 
 
+class Ages(NamedTuple):
+    """The shortest time without progress of a task's ranks, and the longest of those that are to make some; seconds."""
+
+    youngest_s: float
+    oldest_s: float
+
+
 Stand = tuple[str, str | None, int, int | None, str | None]
 """Where a rank stands: ``state``, ``phase``, ``step``, ``micro_batch`` and ``process_state`` of its status."""
 
