@@ -48,6 +48,12 @@ from shared.tasks.specification import parse_spec
 TICK_S = 0.1
 STEP_S = 2.0
 TRAINING_S = 4.0
+ERROR_MS, PLAN_MS, HOLD_BYTES = 100.0, 200.0, 2000
+"""Bounds: the processor time until a rank's end is an error, and until the error has a plan; what each node is sent."""
+
+URGENT = ("detector signal", "planner error.detected")
+"""Inputs whose time is shown however short it is."""
+
 T = TypeVar("T")
 
 
@@ -68,6 +74,8 @@ class Cores:
         self._cpu_s: defaultdict[str, float] = defaultdict(float)
         self._inputs = Counter[str]()
         self.sent = Counter[str]()
+        self.largest = Counter[str]()
+        """Bytes of the largest command of each kind."""
         self._pids: dict[str, int] = {}
         self._sequence, self._ticks = Counter[str](), 0
         self.training_since: datetime | None = None
@@ -97,15 +105,21 @@ class Cores:
         for what, seconds in self._cpu_s.items():
             service = what.partition(" ")[0]
             total[service] = total.get(service, 0.0) + seconds
-        ms = {what: round(1e3 * one / self._inputs[what], 3) for what, one in self._cpu_s.items() if one >= 0.02}
+        ms = {
+            what: round(1e3 * one / self._inputs[what], 3)
+            for what, one in self._cpu_s.items()
+            if one >= 0.02 or what in URGENT
+        }
         found = {
             "cpu_s": {service: round(seconds, 2) for service, seconds in total.items()},
             "ms": dict(sorted(ms.items(), key=lambda item: -self._cpu_s[item[0]])),
             "commands": dict(self.sent),
+            "largest_bytes": dict(self.largest),
         }
         self._cpu_s.clear()
         self._inputs.clear()
         self.sent.clear()
+        self.largest.clear()
         return found
 
     # ---- the services
@@ -176,6 +190,7 @@ class Cores:
         data = self._timed(f"transition write {command.kind}", lambda: COMMANDS.request.encode(command))
         self.sent[command.kind] += 1
         self.sent["bytes"] += len(data)
+        self.largest[command.kind] = max(self.largest[command.kind], len(data))
         if send.node in self.dead:
             return
         if command.kind == "configure":
@@ -257,8 +272,10 @@ def measure_size(nodes: int, workers: int, report: Report) -> None:
     """Go through all courses with a number of nodes."""
     cores = Cores(nodes, workers)
 
-    def line(course: str, **fields: Any) -> None:
-        report.line(course, nodes=nodes, **fields, **cores.fields())
+    def line(course: str, **fields: Any) -> dict[str, Any]:
+        found = cores.fields()
+        report.line(course, nodes=nodes, **fields, **found)
+        return found
 
     cores.pass_time(cores.interval_s)
     line("join")
@@ -267,7 +284,9 @@ def measure_size(nodes: int, workers: int, report: Report) -> None:
     cores.pass_time(TRAINING_S)
     line("training", simulated_s=TRAINING_S, interval_s=cores.interval_s)
     cores.exit_rank()
-    line("exit")
+    ms = line("exit")["ms"]
+    report.at_most(f"exit: ms until the error, {nodes} nodes", ms["detector signal"], ERROR_MS)
+    report.at_most(f"exit: ms until the plan, {nodes} nodes", ms["planner error.detected"], PLAN_MS)
     cores.pass_time(cores.interval_s)
     cores.fields()
     cores.dead = set(cores.names[nodes // 2 : nodes // 2 + max(1, nodes // 10)])
@@ -279,7 +298,8 @@ def measure_size(nodes: int, workers: int, report: Report) -> None:
         if sum(isinstance(event, ErrorDetected) for event in events) == len(cores.dead):
             break
     lost, plans = (sum(isinstance(event, kind) for event in events) for kind in (ErrorDetected, PlanDecided))
-    line("loss of a tenth", lost=lost, plans=plans)
+    largest = line("loss of a tenth", lost=lost, plans=plans)["largest_bytes"]
+    report.at_most(f"loss of a tenth: bytes of a hold, {nodes} nodes", largest["hold"], HOLD_BYTES)
     report.equal(f"loss of a tenth: decisions, {nodes} nodes", plans, 1)
 
 
