@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.fleet.cores import STEP_S, Cores
 from services.detector.decide import decide as detect
 from services.detector.decisions.inputs import Echo, Tick
-from shared.events.union import ErrorDetected
+from shared.events.union import ErrorDetected, PlanDecided, parsed
 from shared.messages.signals import HEARTBEATS, ProcessExited, StepReport
 from shared.service.core import Append
 from tests.counted_work import instructions
@@ -61,3 +61,20 @@ def test_a_heartbeat_of_this_version_is_read_without_a_call_for_each_field() -> 
     made = instructions(lambda: [StepReport(*step) for status in heartbeat.workers for step in status.steps])
     assert steps == 16
     assert instructions(lambda: HEARTBEATS.request.decode(data)) < 2 * made
+
+
+def test_the_stages_of_plans_share_their_members() -> None:
+    """Thousands of new objects for each plan, in each service, would also be work for the garbage collector."""
+    cores = training(4, 8)
+    cores.exit_rank()
+    (plan,) = [r.event for r in cores.log if isinstance(r.event, PlanDecided) and r.event.incident is not None]
+    read = parsed(plan.type, plan.canonical())
+    assert isinstance(read, PlanDecided)
+    (change,), (again,) = plan.changes, read.changes
+    assert change.interrupted is not None
+    assert change.target is not None
+    assert again.target is not None
+    kept = [same for same in zip(change.interrupted.members, change.target.members, strict=False) if same[0] == same[1]]
+    assert kept
+    assert all(one is other for one, other in kept)
+    assert all(one is other for one, other in zip(change.target.members, again.target.members, strict=True))
