@@ -36,6 +36,7 @@ from services.transition.decide import decide as move
 from services.transition.evolve import evolve as fold_transition
 from services.transition.main import limits
 from services.transition.state import Replied, Send, State
+from shared.events.plans import Stage
 from shared.events.union import ErrorDetected, Event, PlanDecided, Recorded, TaskSubmitted
 from shared.messages.commands import COMMANDS, Reply, WorkerResult
 from shared.messages.probes import Outcome
@@ -47,6 +48,12 @@ from shared.tasks.specification import parse_spec
 TICK_S = 0.1
 STEP_S = 2.0
 TRAINING_S = 4.0
+ERROR_MS, PLAN_MS, HOLD_BYTES = 100.0, 200.0, 2000
+"""Bounds: the processor time until a rank's end is an error, and until the error has a plan; what each node is sent."""
+
+URGENT = ("detector signal", "planner error.detected")
+"""Inputs whose time is shown however short it is."""
+
 T = TypeVar("T")
 
 
@@ -58,7 +65,7 @@ class Cores:
         self.slots, self.now, self.dead = workers, datetime(2030, 1, 1, tzinfo=UTC), set[str]()
         self.interval_s = max(LEAST_INTERVAL_S, nodes / HEARTBEATS_PER_S)
         settings = Settings(heartbeat_interval_s=self.interval_s, node_timeout_s=TIMEOUT_INTERVALS * self.interval_s)
-        self._limits = detector.limits(settings)
+        self.detector_limits = detector.limits(settings)
         self.detector = StateFold(fold_detector, DetectorState())
         self.planner, self.transition = Fold(), StateFold(fold_transition, State(limits=limits(settings)))
         self.log: list[Recorded] = []
@@ -67,9 +74,14 @@ class Cores:
         self._cpu_s: defaultdict[str, float] = defaultdict(float)
         self._inputs = Counter[str]()
         self.sent = Counter[str]()
+        self.largest = Counter[str]()
+        """Bytes of the largest command of each kind."""
         self._pids: dict[str, int] = {}
         self._sequence, self._ticks = Counter[str](), 0
         self.training_since: datetime | None = None
+        self._stage: Stage | None = None
+        self._ranks: dict[str, int] = {}
+        """The stage that is formed, and the ranks of its members."""
         self.ranks: dict[str, tuple[int, int]] = {}
         """Worker -> generation and rank, of those that train."""
         self._incarnations = {name: uuid.uuid4().hex for name in self.names}
@@ -93,15 +105,21 @@ class Cores:
         for what, seconds in self._cpu_s.items():
             service = what.partition(" ")[0]
             total[service] = total.get(service, 0.0) + seconds
-        ms = {what: round(1e3 * one / self._inputs[what], 3) for what, one in self._cpu_s.items() if one >= 0.02}
+        ms = {
+            what: round(1e3 * one / self._inputs[what], 3)
+            for what, one in self._cpu_s.items()
+            if one >= 0.02 or what in URGENT
+        }
         found = {
             "cpu_s": {service: round(seconds, 2) for service, seconds in total.items()},
             "ms": dict(sorted(ms.items(), key=lambda item: -self._cpu_s[item[0]])),
             "commands": dict(self.sent),
+            "largest_bytes": dict(self.largest),
         }
         self._cpu_s.clear()
         self._inputs.clear()
         self.sent.clear()
+        self.largest.clear()
         return found
 
     # ---- the services
@@ -124,7 +142,7 @@ class Cores:
 
     def _detect(self, item: Any, what: str) -> None:
         state, effects = self._timed(
-            f"detector {what}", lambda: detect(self.detector.state, item, self.now, self._limits)
+            f"detector {what}", lambda: detect(self.detector.state, item, self.now, self.detector_limits)
         )
         self.detector.decided(state, effects)
         self._take(effects)
@@ -172,11 +190,13 @@ class Cores:
         data = self._timed(f"transition write {command.kind}", lambda: COMMANDS.request.encode(command))
         self.sent[command.kind] += 1
         self.sent["bytes"] += len(data)
+        self.largest[command.kind] = max(self.largest[command.kind], len(data))
         if send.node in self.dead:
             return
         if command.kind == "configure":
-            ranks = {member.worker: member.rank for member in command.stage.members}
-            self.ranks |= {worker: (command.generation, ranks[worker]) for worker in send.workers}
+            if command.stage is not self._stage:
+                self._stage, self._ranks = command.stage, {m.worker: m.rank for m in command.stage.members}
+            self.ranks |= {worker: (command.generation, self._ranks[worker]) for worker in send.workers}
             self.training_since = self.now
         results = {w: WorkerResult(pid=self._pids.setdefault(w, 1000 + len(self._pids)), step=5) for w in send.workers}
         about: dict[str, Any] = {"command_id": command.command_id, "node": send.node, "ok": True}
@@ -235,23 +255,27 @@ class Cores:
 
     def exit_rank(self) -> None:
         """Have a rank end."""
-        name = self.names[17 % len(self.names)]
-        worker = f"{name}/3"
+        data = SIGNALS.request.encode(self.exit_of(self.names[17 % len(self.names)], 3))
+        self._detect(self._timed("detector read signal", lambda: SIGNALS.request.decode(data)), "signal")
+        self.settle()
+
+    def exit_of(self, name: str, slot: int) -> ProcessExited:
+        """Return the signal of the end of a rank, which trains no more."""
+        worker = f"{name}/{slot}"
         generation, rank = self.ranks.pop(worker)
         about: dict[str, Any] = {"node": name, "incarnation": self._incarnations[name], "occurred_at": self.now}
         about |= {"task": "all", "worker": worker, "generation": generation, "rank": rank, "step": 6}
-        signal = ProcessExited(**about, signal_id=str(uuid.uuid4()), pid=self._pids.pop(worker), exit_code=-9)
-        data = SIGNALS.request.encode(signal)
-        self._detect(self._timed("detector read signal", lambda: SIGNALS.request.decode(data)), "signal")
-        self.settle()
+        return ProcessExited(**about, signal_id=str(uuid.uuid4()), pid=self._pids.pop(worker), exit_code=-9)
 
 
 def measure_size(nodes: int, workers: int, report: Report) -> None:
     """Go through all courses with a number of nodes."""
     cores = Cores(nodes, workers)
 
-    def line(course: str, **fields: Any) -> None:
-        report.line(course, nodes=nodes, **fields, **cores.fields())
+    def line(course: str, **fields: Any) -> dict[str, Any]:
+        found = cores.fields()
+        report.line(course, nodes=nodes, **fields, **found)
+        return found
 
     cores.pass_time(cores.interval_s)
     line("join")
@@ -260,7 +284,9 @@ def measure_size(nodes: int, workers: int, report: Report) -> None:
     cores.pass_time(TRAINING_S)
     line("training", simulated_s=TRAINING_S, interval_s=cores.interval_s)
     cores.exit_rank()
-    line("exit")
+    ms = line("exit")["ms"]
+    report.at_most(f"exit: ms until the error, {nodes} nodes", ms["detector signal"], ERROR_MS)
+    report.at_most(f"exit: ms until the plan, {nodes} nodes", ms["planner error.detected"], PLAN_MS)
     cores.pass_time(cores.interval_s)
     cores.fields()
     cores.dead = set(cores.names[nodes // 2 : nodes // 2 + max(1, nodes // 10)])
@@ -272,7 +298,8 @@ def measure_size(nodes: int, workers: int, report: Report) -> None:
         if sum(isinstance(event, ErrorDetected) for event in events) == len(cores.dead):
             break
     lost, plans = (sum(isinstance(event, kind) for event in events) for kind in (ErrorDetected, PlanDecided))
-    line("loss of a tenth", lost=lost, plans=plans)
+    largest = line("loss of a tenth", lost=lost, plans=plans)["largest_bytes"]
+    report.at_most(f"loss of a tenth: bytes of a hold, {nodes} nodes", largest["hold"], HOLD_BYTES)
     report.equal(f"loss of a tenth: decisions, {nodes} nodes", plans, 1)
 
 

@@ -203,9 +203,13 @@ def _heartbeat(decision: Decision, heartbeat: Heartbeat) -> None:
         decision.others += kept_copies.requests(state, node, now)
         devices.joined(decision, node.name)
     for status in heartbeat.workers:
-        decision.add(status_events.of_rank(state, status, decision.limits.progress_interval_s, now))
-        for event in online_statistics.of_status(state, status, now):
-            decision.add(event)
+        # Most of what thousands of ranks say of a generation that is over, or is being formed, is for nobody.
+        if (task := state.trained_by(status)) is None:
+            continue
+        decision.add(status_events.of_rank(task, status, decision.limits.progress_interval_s, now))
+        if status.steps:
+            for event in online_statistics.of_status(state, task, status, now):
+                decision.add(event)
 
 
 def _probed(decision: Decision, probed: Probed) -> None:
@@ -229,7 +233,7 @@ def _tick(decision: Decision) -> None:
     What the log shows of drains does not depend on what is heard.
     """
     state, now, stalls = decision.state, decision.now, decision.limits.stalls
-    for node in list(state.nodes.values()):
+    for node in [node for node in state.nodes.values() if node.draining is not None]:
         decision.add(drains.progress(state, node, now))
     for observed in observations.due(state, now):
         decision.add(observed)

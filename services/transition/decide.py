@@ -40,6 +40,8 @@ lost node of the target. The survivors finish their step first, so that it is kn
 _PHASES = tuple(Phase)
 """The phases in their order, since the class itself is slow to go through: each of thousands of replies does."""
 
+_ALL = frozenset(_PHASES)
+
 
 def decide(state: State, item: Input, at: datetime) -> tuple[State, list[Effect]]:
     """Return the state after an input and all decisions that are due, and their effects.
@@ -59,8 +61,10 @@ def decide(state: State, item: Input, at: datetime) -> tuple[State, list[Effect]
             progress = progress or after is not state
             state = after
             effects += new
-    effects += [Cancel(command_id) for command_id in state.cancelled]
-    return replace(state, cancelled=()), effects
+    if state.cancelled:
+        effects += [Cancel(command_id) for command_id in state.cancelled]
+        state = replace(state, cancelled=())
+    return state, effects
 
 
 def _advance(state: State, task: str, at: datetime) -> tuple[State, list[Effect]]:
@@ -71,7 +75,7 @@ def _advance(state: State, task: str, at: datetime) -> tuple[State, list[Effect]
     failure = _new_failure(state, part)
     if failure is not None:
         return state.with_part(part.with_failure(failure)), []
-    allowed = frozenset(Phase)
+    allowed = _ALL
     if part.failures:
         allowed = frozenset() if _disturbs_survivors(part) else phases.INTERRUPTED_STAGE
         if allowed <= part.done:
@@ -82,7 +86,7 @@ def _advance(state: State, task: str, at: datetime) -> tuple[State, list[Effect]
         after, effects = _advance_phase(state, part, phase, at)
         if after is not state:
             return after, effects
-    if not part.failures and part.done >= frozenset(Phase):
+    if not part.failures and part.done >= _ALL:
         return _complete(state, part, at)
     return state, []
 
@@ -110,7 +114,8 @@ def _advance_phase(state: State, part: Part, phase: Phase, at: datetime) -> tupl
         # lost.
         after_s = state.limits.resume_s if phases.have_saved(part) else state.limits.grace_s
         return _start_timer(state, part, TimerName.SAVE, after_s)
-    return _end(state, part.with_run(phase, replace(run, ended_at=at)), phase, at)
+    run.ended_at = at
+    return _end(state, part, phase, at)
 
 
 def _begin(state: State, part: Part, phase: Phase, at: datetime) -> tuple[State, list[Effect]]:
@@ -120,7 +125,8 @@ def _begin(state: State, part: Part, phase: Phase, at: datetime) -> tuple[State,
             return state, []
     if phase in phases.STORES and phases.has_work(state, part, phase) and phases.holds_stages_back(part, at):
         return _wait_until_due(state, part, at)
-    run = PhaseRun(started_at=at, outstanding={s.command.command_id: s for s in commands(state, part, phase)})
+    run = PhaseRun(started_at=at)
+    run.send(commands(state, part, phase))
     if phase is Phase.RELEASE:
         state = state.with_leaving(part.task, add=(w for s in run.outstanding.values() for w in s.workers))
     return state.with_part(part.with_run(phase, run)), list(run.outstanding.values())
@@ -132,11 +138,11 @@ def _continue_prepare(state: State, part: Part, run: PhaseRun, at: datetime) -> 
         return _wait_until_due(state, part, at)
     new = prepare_commands(state, part)
     if new:
-        run = replace(run, outstanding={**run.outstanding, **{s.command.command_id: s for s in new}})
+        run.send(new)
         starting = {w for send in new for w in send.workers}
         occupied = state.task(part.task).occupied | starting
         state = state.with_leaving(part.task, drop=starting)
-        return state.with_part(part.with_run(Phase.PREPARE, run)).with_occupied(part.task, occupied), list(new)
+        return state.with_occupied(part.task, occupied), list(new)
     if TimerName.WAIT not in part.timers and not phases.is_preparing(part) and state.alive(phases.unready(part)):
         return _start_timer(state, part, TimerName.WAIT, state.limits.wait_s)
     return state, []

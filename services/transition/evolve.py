@@ -12,10 +12,10 @@ from datetime import datetime
 
 from services.transition.moved_events import moved_phase
 from services.transition.phases import ENDINGS, before, kept, to_release
-from services.transition.state import Failure, Outcome, Part, Phase, Replied, State, TimerFired, TimerName
+from services.transition.state import Failure, Outcome, Part, Phase, Replied, Send, State, Task, TimerFired, TimerName
 from shared.events import union as events
 from shared.events.codes import FailureCode
-from shared.events.plans import TaskChange
+from shared.events.plans import Stage, TaskChange
 from shared.events.severities import ErrorKind
 from shared.events.union import EventBase
 from shared.messages.commands import Reply
@@ -50,15 +50,15 @@ def fold_moved(state: State, event: events.StateMoved) -> State:
         if moved_phase(part, phase) == event.phase:
             part = replace(part, done=part.done | before(phase) | {phase})
     if event.phase == "prepared":
-        occupied |= state.alive(part.change.prepare)
+        occupied = occupied | state.alive(part.change.prepare)
         part = replace(part, ready=part.ready | set(part.change.prepare))
         state = state.with_leaving(event.task, drop=part.change.prepare)
     elif event.phase == "drained":
         state = state.with_leaving(event.task, add=to_release(state, part))  # the release of its workers follows
     elif event.phase == "released":
-        occupied -= set(to_release(state, part))
+        occupied = occupied.difference(to_release(state, part))
     if event.complete:
-        occupied = state.alive(kept(part))
+        occupied = set(state.alive(kept(part)))
         part = part.ended(Outcome.DONE)
     return state.with_part(part).with_occupied(event.task, occupied)
 
@@ -123,14 +123,29 @@ def _planned(state: State, plan: events.PlanDecided, change: TaskChange) -> Stat
         detail = f"an earlier plan released {', '.join(gone)}"
         part = part.with_failure(Failure(Phase.HOLD, FailureCode.RELEASED, detail, gone))
     alive = state.alive([*change.survivors, *change.failed, *change.release])
-    state = state.with_task(name, replace(task, generation=generation))
+    state = state.with_task(name, replace(task, generation=generation, stages=_entered(task)))
     return state.with_part(part).with_occupied(name, task.occupied | alive)
+
+
+def _entered(task: Task) -> tuple[Stage, ...]:
+    """Return the stages in which a task's ranks may be as a new plan comes: also those that the plan before has begun.
+
+    A stage begins behind phases of which the log has at least one.
+    """
+    part = task.part
+    if not task.stages or part is None or part.outcome is Outcome.DONE or not part.moved:
+        return task.stages
+    known = {stage.generation for stage in task.stages}
+    return (*task.stages, *(stage for stage in part.change.stages if stage.generation not in known))
 
 
 def _moved_step(state: State, event: events.StateMoved) -> State:
     if event.phase in ("resumed", "restored"):
+        task = state.task(event.task)
+        change = task.part.change if task.part is not None else None
+        formed = [stage for stage in (change.stages if change else []) if stage.generation == event.generation]
         # Not the maximum: the task may have gone back to an older step, and computes the steps since then again.
-        return state.with_task(event.task, replace(state.task(event.task), step=event.step))
+        return state.with_task(event.task, replace(task, step=event.step, stages=tuple(formed)))
     return state.with_step(event.task, event.step)
 
 
@@ -139,7 +154,7 @@ def _submitted(state: State, event: events.TaskSubmitted) -> State:
     task = replace(known, spec=event.spec, step=event.step, resumes=event.resumes)
     if task.part is None or not task.part.active:
         # A task that reuses the name of an ended one starts without processes.
-        task = replace(task, occupied=frozenset(), leaving=frozenset())
+        task = replace(task, occupied=set(), leaving=frozenset())
     return state.with_task(event.task, task)
 
 
@@ -161,10 +176,10 @@ def _saved(state: State, task: str) -> State:
 def _node_joined(state: State, event: events.NodeJoined) -> State:
     """Fold a node that joined. A new incarnation has no process of the incarnation before."""
     if state.incarnations.get(event.node) not in (None, event.incarnation):
-        state = _vacated(state, event.node)
-    incarnations = {**state.incarnations, event.node: event.incarnation}
+        _vacate(state, event.node)
+    state.incarnations[event.node], state.workers[event.node] = event.incarnation, tuple(event.workers)
     gone = {event.node}
-    return replace(state, incarnations=incarnations, lost=state.lost - gone, away=state.away - gone)
+    return replace(state, lost=state.lost - gone, away=state.away - gone)
 
 
 def _node_adopted(state: State, event: events.NodeAdopted) -> State:
@@ -174,7 +189,8 @@ def _node_adopted(state: State, event: events.NodeAdopted) -> State:
     """
     if state.incarnations.get(event.node) != event.predecessor:
         return state
-    return replace(state, incarnations={**state.incarnations, event.node: event.incarnation})
+    state.incarnations[event.node] = event.incarnation
+    return state
 
 
 def _with_away(state: State, node: str) -> State:
@@ -190,27 +206,21 @@ def _node_returned(state: State, event: events.NodeReturned) -> State:
 
 def _node_lost(state: State, node: str) -> State:
     """Fold a node that is lost or has left: its processes are gone, and nobody waits for its replies."""
-    state = _vacated(replace(state, lost=state.lost | {node}), node)
+    state = replace(state, lost=state.lost | {node})
+    _vacate(state, node)
     for part in state.parts():
-        gone = [cid for cid, send in part.outstanding().items() if send.node == node]
-        if not gone:
-            continue
-        for phase, run in part.runs.items():
-            part = part.with_run(phase, run.without(gone))
-        state = replace(state.with_part(part), cancelled=state.cancelled + tuple(gone))
+        for run in part.runs.values():
+            gone = tuple(command_id for command_id, send in run.outstanding.items() if send.node == node)
+            for command_id in gone:
+                run.take(command_id)
+            state = replace(state, cancelled=state.cancelled + gone) if gone else state
     return state
 
 
-def _vacated(state: State, node: str) -> State:
-    """Return the state in which no task occupies a worker of the node."""
-    # The slot has no slash, so these are the workers of this node. A call of ``node_of`` for each of thousands of
-    # workers would take several times as long, at each of hundreds of nodes that are lost together.
-    there = f"{node}/"
-    tasks = {
-        name: replace(task, occupied=frozenset([w for w in task.occupied if not w.startswith(there)]))
-        for name, task in state.tasks.items()
-    }
-    return replace(state, tasks=tasks)
+def _vacate(state: State, node: str) -> None:
+    """Note that no task occupies a worker of the node."""
+    for task in state.tasks.values():
+        task.occupied.difference_update(state.workers.get(node, ()))
 
 
 # ---- replies
@@ -220,19 +230,17 @@ def _replied(state: State, event: Replied) -> State:
     for part in state.parts():
         for phase, run in part.runs.items():
             if event.command_id in run.outstanding:
-                return _phase_replied(state, part, phase, event)
+                return _phase_replied(state, part, phase, run.take(event.command_id), event.reply)
     return state
 
 
-def _phase_replied(state: State, part: Part, phase: Phase, event: Replied) -> State:
-    """Fold the reply to an outstanding command of the phase."""
-    send, reply = part.runs[phase].outstanding[event.command_id], event.reply
-    run = part.runs[phase].without([event.command_id])
+def _phase_replied(state: State, part: Part, phase: Phase, send: Send, reply: Reply | None) -> State:
+    """Fold the reply to a command of the phase."""
+    run = part.runs[phase]
     if reply is None or (not reply.ok and reply.code is FailureCode.TIMEOUT):
-        run = replace(run, silent=run.silent + _to_blame(send.workers, reply))
-        return state.with_part(part.with_run(phase, run))
+        run.silent += _to_blame(send.workers, reply)
+        return state
     if not reply.ok:
-        part = part.with_run(phase, run)
         if reply.code is FailureCode.FENCED:
             return state.with_part(part.ended(Outcome.SUPERSEDED))
         code = reply.code or FailureCode.REFUSED
@@ -240,19 +248,19 @@ def _phase_replied(state: State, part: Part, phase: Phase, event: Replied) -> St
         where = "" if code is FailureCode.CHECKPOINT_FAILED else f"{send.node}: "
         failure = Failure(phase, code, f"{where}{reply.detail}", _to_blame(send.workers, reply))
         return state.with_part(part.with_failure(failure))
-    part = part.with_run(phase, replace(run, replies=(*run.replies, reply)))
-    return _phase_done(state.with_part(part), part, phase, send.workers)
+    run.replies.append(reply)
+    return _phase_done(state, part, phase, send.workers)
 
 
 def _phase_done(state: State, part: Part, phase: Phase, workers: Iterable[str]) -> State:
     """Fold what a phase has done on some workers: processes that are up, or gone."""
     if phase is Phase.PREPARE:
-        return state.with_part(replace(part, ready=part.ready | set(workers)))
+        part.ready.update(workers)
     if phase is Phase.STOP:
         # The workers leave from here on, not from the request on: ranks that cannot save their state do not exit.
         state = state.with_leaving(part.task, add=workers)
     if phase in (Phase.FREE, Phase.RELEASE, Phase.STOP):
-        return state.with_occupied(part.task, state.task(part.task).occupied - set(workers))
+        state.task(part.task).occupied.difference_update(workers)
     return state
 
 

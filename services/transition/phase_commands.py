@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from services.transition import phases
+from services.transition.lost_peers import LostPeers
 from services.transition.state import Part, Phase, Send, State, node_of
 from shared.events.union import derived_id
 from shared.messages.commands import (
@@ -80,13 +81,13 @@ def _about(part: Part, command_id: str, generation: int) -> dict[str, Any]:
 
 
 def _hold(state: State, part: Part, phase: Phase) -> list[Send]:
-    # One command checks who is lost, not each, since all of them name the same workers.
-    alike = HoldTask(
-        **_about(part, part.plan, phases.generation_of(part, phase)), workers=[], lost=phases.to_free(part)
-    )
+    # One command checks who is lost, not each, since each names some of the same workers.
+    lost = phases.to_free(part)
+    alike = HoldTask(**_about(part, part.plan, phases.generation_of(part, phase)), workers=[], lost=lost)
+    peers = LostPeers(lost, state.task(part.task).stages)
 
     def build(base: dict[str, Any], mine: list[str]) -> Command:
-        return alike.model_copy(update={**base, "workers": mine})
+        return alike.model_copy(update={**base, "workers": mine, "lost": peers.of(mine)})
 
     return _per_node(state, part, phase, phases.to_hold(part), build)
 

@@ -169,8 +169,7 @@ def has_asked_all(part: Part) -> bool:
     No worker is both, so it is enough to count: each of thousands of replies leads here.
     """
     run = part.runs.get(Phase.PREPARE)
-    asked = sum(len(send.workers) for send in run.outstanding.values()) if run else 0
-    return len(part.ready) + asked == len(part.change.prepare)
+    return len(part.ready) + (run.asked if run else 0) == len(part.change.prepare)
 
 
 def is_held_back(part: Part, at: datetime) -> bool:

@@ -1,7 +1,9 @@
 """The state of the transition service, and the inputs and effects of its core.
 
 The state is the fold of the log, of agents' replies and of timers (``evolve``). A ``Part`` is one task's part of one
-plan; a task has at most one part, that of its newest plan. All values here are immutable.
+plan; a task has at most one part, that of its newest plan. Values here are immutable, but for the collections that grow
+with the cluster (commands and replies of a phase, workers that are occupied or ready, nodes): each of thousands of
+replies would copy them. They are changed in place, and nobody keeps an older state.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from shared.events.codes import FailureCode
-from shared.events.plans import TaskChange
+from shared.events.plans import Stage, TaskChange
 from shared.messages.commands import Command, Reply
 from shared.service.core import Append, Logged, Started
 from shared.tasks.specification import TaskSpec
@@ -144,16 +146,18 @@ Effect = Send | Cancel | Append | Timer
 # ---- state
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PhaseRun:
-    """A phase that has begun.
+    """A phase that has begun; it is changed in place.
 
-    ``outstanding``: its unanswered commands by id. ``silent``: workers whose command timed out.
+    ``outstanding``: its unanswered commands by id. ``asked``: the number of their workers. ``silent``: workers whose
+    command timed out.
     """
 
     started_at: datetime
-    outstanding: Mapping[str, Send] = field(default_factory=dict)
-    replies: tuple[Reply, ...] = ()
+    outstanding: dict[str, Send] = field(default_factory=dict)
+    asked: int = 0
+    replies: list[Reply] = field(default_factory=list)
     silent: tuple[str, ...] = ()
     ended_at: datetime | None = None
 
@@ -161,12 +165,17 @@ class PhaseRun:
         """Return the wall time of the phase until its end, or until ``now`` if it has not ended."""
         return max(0.0, ((self.ended_at or now) - self.started_at).total_seconds())
 
-    def without(self, command_ids: Iterable[str]) -> PhaseRun:
-        """Return the run without these outstanding commands."""
-        left = dict(self.outstanding)
-        for command_id in command_ids:
-            left.pop(command_id, None)
-        return replace(self, outstanding=left)
+    def send(self, sends: Iterable[Send]) -> None:
+        """Add commands to those that are unanswered."""
+        for send in sends:
+            self.outstanding[send.command.command_id] = send
+            self.asked += len(send.workers)
+
+    def take(self, command_id: str) -> Send:
+        """Take an unanswered command away, and return it."""
+        send = self.outstanding.pop(command_id)
+        self.asked -= len(send.workers)
+        return send
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +210,7 @@ class Part:
     outcome: Outcome = Outcome.ACTIVE
     runs: Mapping[Phase, PhaseRun] = field(default_factory=dict)
     done: frozenset[Phase] = frozenset()
-    ready: frozenset[str] = frozenset()
+    ready: set[str] = field(default_factory=set)
     failures: tuple[Failure, ...] = ()
     timers: frozenset[TimerName] = frozenset()
     fired: frozenset[TimerName] = frozenset()
@@ -232,7 +241,7 @@ class Part:
 
     def ended(self, outcome: Outcome) -> Part:
         """Return the part with this outcome and no outstanding commands."""
-        runs = {phase: replace(run, outstanding={}) for phase, run in self.runs.items()}
+        runs = {phase: replace(run, outstanding={}, asked=0) for phase, run in self.runs.items()}
         return replace(self, outcome=outcome, runs=runs)
 
 
@@ -258,6 +267,8 @@ class Task:
         may_lose: whether a user wants it to stop also if that loses steps.
         identity: what its members have agreed to be since it was submitted; empty: not known.
         part: its part of its newest plan; None before the first.
+        stages: those in which its ranks may be: the one that was formed last, and those that superseded plans may have
+            begun since; none: it is not known.
     """
 
     spec: TaskSpec | None = None
@@ -267,11 +278,12 @@ class Task:
     ended: bool = False
     paused: bool = False
     unfinished: bool = False
-    occupied: frozenset[str] = frozenset()
+    occupied: set[str] = field(default_factory=set)
     leaving: frozenset[str] = frozenset()
     may_lose: bool = False
     part: Part | None = None
     identity: Mapping[str, str] = field(default_factory=dict)
+    stages: tuple[Stage, ...] = ()
 
     @property
     def settled(self) -> bool:
@@ -288,14 +300,15 @@ class State:
     """Everything that decisions use.
 
     ``tasks``: by name, without those that ended long ago (``RECENTLY_ENDED``): what an input costs does not grow with
-    the number of tasks that the log has ever had. ``incarnations``: node -> incarnation of its agent. ``lost``: nodes
-    that are sent nothing; ``away``: those of them whose agent is lost or has left. ``cancelled``: commands whose
-    replies no longer matter, until ``decide`` turns them into effects.
+    the number of tasks that the log has ever had. ``incarnations``: node -> incarnation of its agent. ``workers``: node
+    -> its workers. ``lost``: nodes that are sent nothing; ``away``: those of them whose agent is lost or has left.
+    ``cancelled``: commands whose replies no longer matter, until ``decide`` turns them into effects.
     """
 
     limits: TransitionLimits = TransitionLimits()
     tasks: Mapping[str, Task] = field(default_factory=dict)
-    incarnations: Mapping[str, str] = field(default_factory=dict)
+    incarnations: dict[str, str] = field(default_factory=dict)
+    workers: dict[str, tuple[str, ...]] = field(default_factory=dict)
     lost: frozenset[str] = frozenset()
     away: frozenset[str] = frozenset()
     cancelled: tuple[str, ...] = ()
@@ -325,7 +338,7 @@ class State:
 
     def with_occupied(self, name: str, workers: Iterable[str]) -> State:
         """Return the state in which the task occupies exactly these workers."""
-        return self.with_task(name, replace(self.task(name), occupied=frozenset(workers)))
+        return self.with_task(name, replace(self.task(name), occupied=set(workers)))
 
     def with_leaving(self, name: str, *, add: Iterable[str] = (), drop: Iterable[str] = ()) -> State:
         """Return the state with workers added to, and dropped from, those that the task is leaving."""

@@ -6,11 +6,11 @@ The models are fields of the ``plan.decided`` event (``shared.events.union``).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import StrEnum
-from functools import cached_property
-from typing import Annotated, Any, Literal
+from functools import cached_property, lru_cache
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BeforeValidator, Field
 
@@ -288,6 +288,19 @@ class Member(Model):
     source: Literal["live", "take", "checkpoint", "initial", "script"]
 
 
+@lru_cache(maxsize=1 << 18)
+def member(rank: int, worker: str, source: Literal["live", "take", "checkpoint", "initial", "script"]) -> Member:
+    """Return a member, the same object for the same values.
+
+    Of the thousands of members of a large task nearly all are the same in its stages and its next plans.
+    """
+    return Member(rank=rank, worker=worker, node=worker.rpartition("/")[0], source=source)
+
+
+def _full_members(value: Any) -> Any:
+    return full_members(value, cast("Callable[[int, str, str], Member]", member))
+
+
 class Stage(Model):
     """One generation of a task: its members, and how it starts.
 
@@ -307,7 +320,7 @@ class Stage(Model):
     kind: Literal["interrupted", "boundary"]
     generation: int
     layout: Layout
-    members: Annotated[list[Member], BeforeValidator(full_members)]
+    members: Annotated[list[Member], BeforeValidator(_full_members)]
     checkpoint: str = ""
     complete: bool = True
     shares: list[int] = Field(default_factory=list, exclude_if=_is_unset)

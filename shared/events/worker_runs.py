@@ -14,8 +14,8 @@ in order.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby, repeat
 from typing import Any, NamedTuple, Protocol
 
 MAX_RUN = 65_536
@@ -219,8 +219,16 @@ def _are_in_order(members: Sequence[_Member]) -> bool:
     return [m.node for m in members] == [m.worker.rpartition("/")[0] for m in members]
 
 
-def full_members(value: Any) -> Any:
+def _values(rank: int, worker: str, source: str) -> object:
+    return {"rank": rank, "worker": worker, "node": worker.rpartition("/")[0], "source": source}
+
+
+def full_members(value: Any, member: Callable[[int, str, str], object] = _values) -> Any:
     """Return the members that ``short_members`` has written; any other value as it is.
+
+    Args:
+        value: as it was read.
+        member: makes a member of its rank, its worker and its source; else it is a mapping of these and its node.
 
     Raises:
         ValueError: a group without workers.
@@ -229,13 +237,10 @@ def full_members(value: Any) -> Any:
         return value
     if not all(isinstance(group, Mapping) and isinstance(group.get("workers"), str) for group in value):
         return value
-    members: list[dict[str, Any]] = []
+    members: list[object] = []
     for group in value:
-        source = group.get("source")
-        members += [
-            {"rank": rank, "worker": worker, "node": worker.rpartition("/")[0], "source": source}
-            for rank, worker in enumerate(workers_of(group["workers"]), start=len(members))
-        ]
+        workers, source = workers_of(group["workers"]), str(group.get("source"))
+        members += map(member, range(len(members), len(members) + len(workers)), workers, repeat(source))
         if len(members) > MAX_WORKERS:
             raise ValueError(f"more than {MAX_WORKERS} members")
     return members

@@ -70,8 +70,8 @@ class Prepare(CommandBase):
 class HoldTask(CommandBase):
     """Break the sockets of older generations on these workers; reply when each waits (``step`` in the result).
 
-    ``lost``: the workers whose ranks are lost. Replicas without a lost worker finish their micro-batches first. Empty:
-    it is not known who is lost.
+    ``lost``: workers whose ranks are lost: those of the replicas of the node's ranks, and at least one if there are
+    any. Replicas without a lost worker finish their micro-batches first. Empty: it is not known who is lost.
     """
 
     kind: Literal["hold"] = "hold"

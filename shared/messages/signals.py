@@ -8,11 +8,15 @@ repeated. The api reads heartbeats as well. ``shared.bus.messages`` has the rule
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
 from shared.bus.endpoints import NOTHING, Codec, Endpoint
 from shared.bus.messages import REASON_CHARACTERS, Integer, Message, MessageId, Seconds, Time
@@ -37,13 +41,34 @@ STATES = ("idle", "starting", "ready", "training", "waiting")
 """States of a worker that this version knows."""
 
 
-def _fallback(known: tuple[str, ...], otherwise: str | None) -> BeforeValidator:
+@dataclass(frozen=True)
+class _OrElse:
+    """Reads a value as ``usual`` (None: the annotated type), or, where that refuses it, what ``convert`` makes of it.
+
+    A validator before the type would be a call for each of thousands of statuses a second, and nearly all are usual.
+    """
+
+    convert: Callable[[Any], Any]
+    usual: CoreSchema | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        annotated = handler(source)
+        converted = core_schema.no_info_before_validator_function(self.convert, annotated)
+        return core_schema.union_schema([self.usual or annotated, converted], mode="left_to_right")
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.UnionSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return handler(cast("CoreSchema", schema["choices"][-1]))
+
+
+def _fallback(known: tuple[str, ...], otherwise: str | None) -> _OrElse:
     """Return a validator that reads a text of a newer version as ``otherwise``."""
 
-    def validate(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         return otherwise if isinstance(value, str) and value not in known else value
 
-    return BeforeValidator(validate)
+    return _OrElse(convert, core_schema.literal_schema([*known, *([None] if otherwise is None else [])]))
 
 
 class SignalBase(Message):
@@ -337,7 +362,7 @@ class WorkerStatus(Model):
     memory_every: Integer | None = None
     replicated: bool | None = None
     process_state: str | None = None
-    steps: list[Annotated[StepReport, BeforeValidator(_known_fields)]] = Field(default_factory=list)
+    steps: list[Annotated[StepReport, _OrElse(_known_fields)]] = Field(default_factory=list)
 
 
 class DeviceStatus(Model):
@@ -412,8 +437,9 @@ class Heartbeat(Message):
 
     @model_validator(mode="after")
     def _own_workers(self) -> Self:
+        own = f"{self.node}/"
         names = [status.worker for status in self.workers]
-        if strangers := [name for name in names if not name.startswith(f"{self.node}/")]:
+        if strangers := [name for name in names if not name.startswith(own)]:
             raise ValueError(f"workers: {strangers[0]} is not of node {self.node}")
         if len(set(names)) < len(names):
             raise ValueError(f"workers: a worker of {self.node} is listed twice")

@@ -146,6 +146,8 @@ def best_counts(inputs: Inputs) -> Counts:
     Raises:
         InvalidInput: the required tasks need more workers than there are, or the objective overflows.
     """
+    if not inputs.tasks:
+        return Counts([], None, [], [], [])  # nodes of a fleet join before there is a task, and each has a plan
     instance = Instance.of(inputs)
     best, second, _ = _optimum(instance, alternatives=True)
     tasks = instance.tasks

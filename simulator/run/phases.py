@@ -28,7 +28,7 @@ def moved_phases(plan: str, change: TaskChange, occupied: Collection[str]) -> li
         change: what it does to the task.
         occupied: workers that may have a process of the task.
     """
-    state = State(tasks={change.task: Task(occupied=frozenset(occupied))})
+    state = State(tasks={change.task: Task(occupied=set(occupied))})
     numbers = [stage.generation for stage in change.stages]
     part = Part(plan, None, change, max([change.from_generation, *numbers]))
     working = phases_with_work(state, part)

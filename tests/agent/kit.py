@@ -87,8 +87,8 @@ class Ear:
         self.heartbeats.append(Heartbeat.model_validate_json(data))
 
     async def until(self, predicate: Callable[[], bool]) -> None:
-        """Wait for a condition on what has been received."""
-        await until(predicate, seen=lambda: (self.signals, self.heartbeats[-1:]))
+        """Wait for a condition on what has been received, a heartbeat at least: an agent that runs sends them."""
+        await until(lambda: bool(self.heartbeats) and predicate(), seen=lambda: (self.signals, self.heartbeats[-1:]))
 
     def kinds(self) -> list[str]:
         return [signal.kind for signal in self.signals]

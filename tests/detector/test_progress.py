@@ -120,4 +120,5 @@ def test_a_task_without_a_rate_has_nothing_to_record() -> None:
     task = MonitoredTask("gpt", 3)
     assert not recording.is_unrecorded(task)
     status = WorkerStatus(worker="n0/0")
-    assert status_events.of_rank(DetectorState(), status, 5.0, START) is None
+    assert status_events.of_rank(task, status, 5.0, START) is None
+    assert DetectorState().trained_by(status) is None

@@ -9,6 +9,7 @@ import pytest
 
 from shared.errors import InvalidInput
 from shared.events.plans import Problem, TaskProblem
+from shared.planning import solver
 from shared.planning.solver import evaluate, solve, solve_with_alternatives
 from shared.planning.waf import term, touches, waf_flop_per_s
 
@@ -185,3 +186,10 @@ def test_medium_problem_equals_the_plain_dynamic_program() -> None:
         values = [term(item, k).objective for k in range(129)]
         best = [max(values[k] + best[j - k] for k in range(j + 1)) for j in range(129)]
     assert solve(Problem(workers=128, tasks=tasks)).objective == best[128]
+
+
+def test_without_a_task_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each node of a fleet that joins has a plan, also before there is a task."""
+    monkeypatch.setattr(solver, "_optimum", lambda *_, **__: pytest.fail("the solver searches"))
+    best, others = solve_with_alternatives(Problem(workers=64, tasks=[]))
+    assert (best.assignment, best.objective, best.terms, others) == ({}, 0.0, [], [])

@@ -9,6 +9,7 @@ from random import Random
 
 from services.planner.state.cluster import Node, State, node_of
 from services.planner.state.usable_nodes import nodes_of, open_workers, replaced, usable_nodes, usable_workers
+from tests.counted_work import peak_bytes
 
 AT = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -57,6 +58,21 @@ def test_what_follows_from_one_replaced_node_is_what_is_counted_anew() -> None:
         changed = {"name": name, "workers": tuple(f"{name}/{slot}" for slot in range(source.randint(1, 8)))}
         nodes = replaced(nodes, node.model_copy(update={**changed, "cordoned": source.random() < 0.1}))
         assert usable_nodes(nodes) == usable_nodes(dict(nodes))
+
+
+def test_a_node_that_joins_is_counted_without_the_workers_of_all_others() -> None:
+    """A fleet of thousands joins node by node, and a set of all workers for each would be quadratic."""
+
+    def cost(slots: int) -> int:
+        nodes: Mapping[str, Node] = {
+            name: node.model_copy(update={"workers": tuple(f"{name}/{slot}" for slot in range(slots))})
+            for name, node in drawn(Random(5), 100).items()
+        }
+        usable_nodes(nodes)
+        new = nodes["n5"].model_copy(update={"name": "new"})
+        return peak_bytes(lambda: usable_nodes(replaced(nodes, new)))
+
+    assert cost(64) <= 1.1 * cost(8)
 
 
 def test_workers_are_those_that_the_state_calls_usable_and_of_them_those_of_open_nodes() -> None:

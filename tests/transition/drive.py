@@ -219,20 +219,27 @@ class Drive:
         )
 
     def error(self, kind: ErrorKind, node: str | None = None, task: str | None = None, step: int | None = None) -> None:
-        self.log(
-            ErrorDetected(
-                event_id=f"error-{len(self.records)}",
-                occurred_at=self.at,
-                detected_at=self.at,
-                incident=f"incident-{len(self.records)}",
-                kind=kind,
-                severity=Severity.SEV1,
-                method=Method.NODE_HEALTH,
-                node=node,
-                task=task,
-                step=step,
-            )
+        self.log(self._error(kind, node, task, step))
+
+    def _error(
+        self, kind: ErrorKind, node: str | None = None, task: str | None = None, step: int | None = None
+    ) -> ErrorDetected:
+        return ErrorDetected(
+            event_id=f"error-{len(self.records)}",
+            occurred_at=self.at,
+            detected_at=self.at,
+            incident=f"incident-{len(self.records)}",
+            kind=kind,
+            severity=Severity.SEV1,
+            method=Method.NODE_HEALTH,
+            node=node,
+            task=task,
+            step=step,
         )
+
+    def lost(self, node: str) -> ErrorDetected:
+        """Return the event of a lost node."""
+        return self._error(ErrorKind.NODE_LOST, node=node)
 
     def leave(self, node: str) -> None:
         """The node leaves in order."""
@@ -254,7 +261,7 @@ class Drive:
         self.log(NodeReturned(event_id=event_id, occurred_at=self.at, node=node, incarnation=incarnation))
 
     def lose(self, node: str) -> None:
-        self.error(ErrorKind.NODE_LOST, node=node)
+        self.log(self.lost(node))
 
     def finish(self, task: str) -> None:
         self.log(

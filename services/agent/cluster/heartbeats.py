@@ -18,6 +18,11 @@ from shared.errors import Unavailable
 from shared.messages.signals import HEARTBEATS, DeviceReading, DeviceStatus, Heartbeat, KeptCopies, WorkerStatus
 from shared.settings.model import Settings
 
+CHANGES_FRACTION = 0.1
+"""Least pause after a heartbeat, as a part of the interval. The ranks of a node change one after the other within
+milliseconds, at every command; in a cluster of thousands of nodes, where the interval is long, a heartbeat for each
+change would be most of what the detector reads in a recovery."""
+
 PAUSE_S = 0.1
 """A heartbeat that is late by more than this shows that the agent itself did not run. The ranks are not charged with
 that time."""
@@ -77,18 +82,19 @@ class Heartbeats:
         self.busy_workers = watch.busy_workers
 
     def note_change(self) -> None:
-        """Publish a heartbeat at once if the occupation of a slot differs from the last heartbeat's."""
+        """Have a heartbeat published soon if the occupation of a slot differs from the last heartbeat's."""
         workers = self._node.status(at_s=0.0, process_states={}, schedules={})
         if occupation(workers) != self._published:
             self._due.set()
 
     def request(self) -> None:
-        """Publish a heartbeat at once."""
+        """Have a heartbeat published soon: at once, or when the pause after the last one is over."""
         self._due.set()
 
     async def run(self) -> None:
         """Publish until cancelled."""
         interval_s = self._settings.heartbeat_interval_s
+        pause_s = CHANGES_FRACTION * interval_s
         last_s = self._clock.seconds()
         while True:
             now_s = self._clock.seconds()
@@ -98,8 +104,9 @@ class Heartbeats:
             last_s = now_s
             with contextlib.suppress(Unavailable):
                 await self._publish()
+            await asyncio.sleep(pause_s)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(interval_s):
+                async with asyncio.timeout(interval_s - pause_s):
                     await self._due.wait()
 
     async def _publish(self) -> None:

@@ -7,6 +7,7 @@ fault that a link may have caused waits for its inquiry (``links.py``); broken s
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,9 +19,9 @@ from services.detector.decisions.decision import Decision
 from services.detector.incidents import causes, faults, observations, script_ends
 from services.detector.incidents.faults import Fault
 from services.detector.nodes import links
-from services.detector.progress import standstill
+from services.detector.progress import calm, standstill
 from services.detector.state.cluster import DetectorState
-from services.detector.state.node import MonitoredNode
+from services.detector.state.node import MonitoredNode, Stand
 from services.detector.state.task import MonitoredTask, Suspicion
 from shared.events.codes import FailureCode
 from shared.events.evidence import Evidence
@@ -200,17 +201,39 @@ def _ranks(state: DetectorState, task: MonitoredTask, blamed: Sequence[str]) -> 
     If there are more than ``MOST_RANKS`` ranks, the entries have the ranks to blame and then those that do something
     else than most; what most ranks do is said once.
     """
-    statuses = {w: status for w, status in state.statuses(task).items() if status.task == task.name}
     found: dict[str, Any] = {}
-    shown = list(statuses)
-    if len(shown) > MOST_RANKS:
-        places = {w: (s.state, s.phase, s.step, s.micro_batch, s.process_state) for w, s in statuses.items()}
-        (most, count), *_ = Counter(places.values()).most_common(1)
-        shown = sorted(shown, key=lambda worker: (worker not in blamed, places[worker] == most))[:MOST_RANKS]
-        found["most_ranks"] = {"count": count, **dict(zip(_PLACE, most, strict=True))}
-        found["ranks_left_out"] = len(statuses) - len(shown)
-    ranks = {w: {"rank": task.members[w].rank, **statuses[w].model_dump(include=_RANK_FIELDS)} for w in shown}
+    if len(task.members) > MOST_RANKS:
+        shown, found = _telling(state, task, blamed)
+    else:
+        shown = [w for w, status in state.statuses(task).items() if status.task == task.name]
+    statuses = {worker: status for worker in shown if (status := state.status(worker)) is not None}
+    ranks = {
+        worker: {"rank": task.members[worker].rank, **status.model_dump(include=_RANK_FIELDS)}
+        for worker, status in statuses.items()
+    }
     return {**found, "ranks": ranks}
+
+
+def _telling(state: DetectorState, task: MonitoredTask, blamed: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Return ``MOST_RANKS`` ranks of a large task, the most telling first, and the entries about the others.
+
+    What each node says of its ranks is summed up already, as a rule, so this looks at nodes and not at all ranks.
+    """
+    stands = [stand for summary in calm.summaries(state, task) for stand in summary.stands.items()]
+    counts = Counter[Stand]()
+    for stand, workers in stands:
+        counts[stand] += len(workers)
+    if counts.total() <= MOST_RANKS:
+        return sorted((w for _, workers in stands for w in workers), key=lambda w: task.members[w].rank), {}
+    (most, count), *_ = counts.most_common(1)
+    named = [member.worker for member in sorted(task.members_of(set(blamed)), key=lambda member: member.rank)]
+    named = [w for w in named if (status := state.status(w)) is not None and status.task == task.name]
+    known = frozenset(named)
+    unlike_first = [*(ws for stand, ws in stands if stand != most), *(ws for stand, ws in stands if stand == most)]
+    others = (w for workers in unlike_first for w in workers if w not in known)
+    shown = list(itertools.islice(itertools.chain(named, others), MOST_RANKS))
+    most_ranks = {"count": count, **dict(zip(_PLACE, most, strict=True))}
+    return shown, {"most_ranks": most_ranks, "ranks_left_out": counts.total() - len(shown)}
 
 
 def _difference(task: MonitoredTask, fault: Fault, *, now: datetime) -> ErrorDetected:

@@ -26,12 +26,18 @@ from shared.events.union import AnomalyObserved, WorkerSlowed, derived_id
 from shared.messages.signals import WorkerStatus
 
 
-def of_status(state: DetectorState, status: WorkerStatus, now: datetime) -> Iterator[WorkerSlowed | AnomalyObserved]:
-    """Take the steps of a worker's status; yield the events that follow. Each is to be folded before the next one."""
-    task = state.tasks.get(status.task) if status.task is not None else None
-    if task is None or task.ended or task.layout is None or status.generation != task.generation:
-        return
-    if status.worker not in task.members or not status.steps:
+def of_status(
+    state: DetectorState, task: MonitoredTask, status: WorkerStatus, now: datetime
+) -> Iterator[WorkerSlowed | AnomalyObserved]:
+    """Take the steps of a task's member; yield the events that follow. Each is to be folded before the next one.
+
+    Args:
+        state: the detector's.
+        task: the task.
+        status: of a member, in the task's generation.
+        now: the time.
+    """
+    if task.layout is None:
         return
     statistics = task.statistics
     statistics.enter(task.generation, task.layout, task.members)

@@ -88,7 +88,7 @@ def node_left(node: MonitoredNode, reason: str, now: datetime) -> events.NodeLef
 
 
 def of_rank(
-    state: DetectorState, status: WorkerStatus, interval_s: float, now: datetime
+    task: MonitoredTask, status: WorkerStatus, interval_s: float, now: datetime
 ) -> events.TaskProgressed | None:
     """Learn a task's step and rate from the status of its rank 0; return a summary when one is due.
 
@@ -96,15 +96,12 @@ def of_rank(
     progress: a rank may then have waited for another that hangs.
 
     Args:
-        state: the detector's; the task's step and the durations of its steps are changed in place.
-        status: of a worker.
+        task: the step and the durations of its steps are changed in place.
+        status: of a member, in the task's generation.
         interval_s: shortest time between two summaries of a generation (``progress.py``).
         now: the time.
     """
-    task = state.tasks.get(status.task) if status.task is not None else None
-    if task is None or task.ended or status.generation != task.generation:
-        return None
-    if status.worker not in task.members or status.state != "training":
+    if status.state != "training":
         return None
     if task.change is None and not task.unanswered:
         for phase, seconds in status.gaps_s.items():

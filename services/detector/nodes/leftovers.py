@@ -67,7 +67,10 @@ def find(state: DetectorState, node: MonitoredNode, now: datetime) -> dict[str, 
         now: when the heartbeat was received.
     """
     assert node.heartbeat is not None
-    left = [status for status in node.heartbeat.workers if _is_leftover(state, status)]
+    left = [s for s in node.heartbeat.workers if s.task is not None and _is_leftover(state, s.task, s.worker)]
+    if not left:
+        node.leftover_since = {}
+        return {}
     node.leftover_since = {status.worker: node.leftover_since.get(status.worker, now) for status in left}
     return _by_task(s for s in left if (now - node.leftover_since[s.worker]).total_seconds() >= LEFTOVER_S)
 
@@ -81,14 +84,12 @@ def _by_task(statuses: Iterable[WorkerStatus]) -> dict[str, list[str]]:
     return found
 
 
-def _is_leftover(state: DetectorState, status: WorkerStatus) -> bool:
-    """Return whether the worker has a process of a task that has neither a plan nor a generation with the worker.
+def _is_leftover(state: DetectorState, name: str, worker: str) -> bool:
+    """Return whether a worker's process is of a task that has neither a plan nor a generation with the worker.
 
     A task that the log does not know, as after the restore of an old backup, is left to the operator.
     """
-    if status.task is None:
-        return False
-    task = state.tasks.get(status.task)
+    task = state.tasks.get(name)
     if task is None:
-        return status.task in state.ended
-    return not task.unanswered and status.worker not in task.concerned()
+        return name in state.ended
+    return not task.unanswered and worker not in task.concerned()

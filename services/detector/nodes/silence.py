@@ -107,11 +107,14 @@ def judge(state: DetectorState, limits: SilenceLimits, listening_since: datetime
         now: the time.
     """
     found = Found()
+    if _all_are_heard(state, limits, listening_since, now):
+        state.cut_off_since, state.losing_since, state.link_may_be_cut = None, None, False
+        return found
     look = _look(state, limits, listening_since, now)
     found.questions = _questions(state, limits, listening_since, look)
-    for name, silent_s in look.silent_s.items():
-        node, limit = state.nodes[name], look.limits.get(name)
-        if limit is None or silent_s < limit.ask_s:
+    for name, limit in look.limits.items():
+        node, silent_s = state.nodes[name], look.silent_s[name]
+        if silent_s < limit.ask_s:
             continue
         since = _evidence_since(node, listening_since)
         reason, limit_s, source = _ended(state, node, since), limit.ask_s, "ended"
@@ -214,28 +217,48 @@ def _reached_by(state: DetectorState, name: str, since: datetime) -> list[str]:
     return [witness for witness, outcome in found.items() if outcome is Outcome.REACHED]
 
 
-def _look(state: DetectorState, limits: SilenceLimits, listening_since: datetime, now: datetime) -> _Now:
-    # This is one loop, since every tick looks at all nodes.
-    silent_s: dict[str, float] = {}
-    own, speaking, apart, speaks_s = {}, set(), set(), limits.speaks_s
-    for name, node in state.nodes.items():
-        if not node.present:
+def _all_are_heard(state: DetectorState, limits: SilenceLimits, listening_since: datetime, now: datetime) -> bool:
+    """Return whether no node is unreachable, or silent for so long that anything follows, as at almost every tick."""
+    since: dict[float, datetime] = {}
+    for node in state.nodes.values():
+        if node.lost is not None or node.left:
             continue
-        silent_s[name] = seconds = (now - max(node.silent_since or listening_since, listening_since)).total_seconds()
+        heartbeat, heard_at = node.heartbeat, node.heard_at
+        if heartbeat is None or heard_at is None or node.unreachable_since is not None:
+            return False
+        interval_s = heartbeat.interval_s
+        if interval_s not in since:
+            since[interval_s] = now - timedelta(seconds=limits.earliest_s(node))
+        if heard_at <= since[interval_s]:
+            return False
+    return True
+
+
+def _look(state: DetectorState, limits: SilenceLimits, listening_since: datetime, now: datetime) -> _Now:
+    # This is one loop without calls for an ordinary node, since ticks look at thousands of them.
+    silent_s: dict[str, float] = {}
+    own: dict[str, SilenceLimit] = {}
+    speaking, apart, speaks_s, here = set(), set(), limits.speaks_s, limits.network
+    for name, node in state.nodes.items():
+        if node.lost is not None or node.left:
+            continue
+        heard_at = node.heard_at
+        since = heard_at if node.excused_until is None else node.silent_since
+        if since is None or since < listening_since:
+            since = listening_since
+        silent_s[name] = seconds = (now - since).total_seconds()
         if seconds >= limits.earliest_s(node):
             own[name] = limits.of(node)
-        if node.heard_at is not None and (now - node.heard_at).total_seconds() <= speaks_s:
-            speaking.add(name)
-        if not _is_here(node, limits):
+        if heard_at is not None:
+            if (seconds if since is heard_at else (now - heard_at).total_seconds()) <= speaks_s:
+                speaking.add(name)
+        if not here or node.network != here:
             apart.add(name)
+    if not own:
+        return _Now(now, silent_s, own, speaking, apart, [], False)  # no witness is needed
     impartial = (speaking & apart) - state.isolated.keys()
     able = {name for name in impartial if probing.can_probe(state, name)}
     return _Now(now, silent_s, own, speaking, apart, sorted(able), bool(impartial - able))
-
-
-def _is_here(node: MonitoredNode, limits: SilenceLimits) -> bool:
-    """Return whether the node is on the detector's own machine."""
-    return bool(limits.network) and node.network == limits.network
 
 
 # ---- questions
@@ -245,9 +268,7 @@ def _questions(
     state: DetectorState, limits: SilenceLimits, listening_since: datetime, look: _Now
 ) -> list[ProbeQuestion]:
     """Return the questions that are due: about each silent node, to witnesses that have just been heard."""
-    overdue = [
-        name for name, seconds in look.silent_s.items() if (limit := look.limits.get(name)) and seconds >= limit.ask_s
-    ]
+    overdue = [name for name, limit in look.limits.items() if look.silent_s[name] >= limit.ask_s]
     due = [name for name in overdue if _is_due(state.nodes[name].asked_at, limits, look)]
     questions: list[ProbeQuestion] = []
     if due:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from services.detector.state.cause_history import CauseHistory
 from services.detector.state.known_errors import KnownError
-from services.detector.state.node import MonitoredNode
+from services.detector.state.node import Ages, MonitoredNode
 from services.detector.state.pairs import Pair
 from services.detector.state.preflights import Preflight
 from services.detector.state.reports import Reports
@@ -74,6 +74,7 @@ class DetectorState:
             Neither this attribute nor the next is in the log.
         echo_at: when its own message last arrived.
         seen: what ``statuses`` has found since ``look`` began, by task; None while no look is under way.
+        ages: the same of ``progress/calm.py``; None of a task: not all that is heard of it is usual.
     """
 
     nodes: dict[str, MonitoredNode] = field(default_factory=dict)
@@ -102,6 +103,7 @@ class DetectorState:
     listening_since: Unlogged[datetime] = LONG_AGO
     echo_at: Unlogged[datetime | None] = None
     seen: Unlogged[dict[str, dict[str, WorkerStatus]] | None] = None
+    ages: Unlogged[dict[str, Ages | None] | None] = None
 
     def is_held_by_device(self, node: str) -> bool:
         """Return whether a node is left out because of a device."""
@@ -162,6 +164,13 @@ class DetectorState:
             return None
         return node.heartbeat.statuses.get(worker)
 
+    def trained_by(self, status: WorkerStatus) -> MonitoredTask | None:
+        """Return the task of whose present generation a status is that of a member; None if there is none."""
+        task = self.tasks.get(status.task) if status.task is not None else None
+        if task is None or task.ended or status.generation != task.generation or status.worker not in task.members:
+            return None
+        return task
+
     def unreachable(self) -> set[str]:
         """Return the nodes that are unreachable."""
         return {name for name, node in self.nodes.items() if node.unreachable_since is not None}
@@ -186,11 +195,11 @@ class DetectorState:
     @contextlib.contextmanager
     def look(self) -> Iterator[None]:
         """Have ``statuses`` look at each task's members once in this block, in which no heartbeat and no plan comes."""
-        self.seen = {}
+        self.seen, self.ages = {}, {}
         try:
             yield
         finally:
-            self.seen = None
+            self.seen = self.ages = None
 
     def lost_ranks(self, node: MonitoredNode) -> dict[str, LostRanks]:
         """Return the part of each task on a node, for the tasks that have one."""

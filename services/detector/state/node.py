@@ -22,12 +22,24 @@ class Place(NamedTuple):
     others: list[str]
 
 
+class Ages(NamedTuple):
+    """The shortest time without progress of a task's ranks, and the longest of those that are to make some; seconds."""
+
+    youngest_s: float
+    oldest_s: float
+
+
+Stand = tuple[str, str | None, int, int | None, str | None]
+"""Where a rank stands: ``state``, ``phase``, ``step``, ``micro_batch`` and ``process_state`` of its status."""
+
+
 class Summary(NamedTuple):
     """What a node's newest heartbeat says of a task's ranks there.
 
     Attributes:
         place: the workers of which it was made.
         generation: of the task then.
+        stands: where ranks of the task stand, and the workers that do so.
         is_usual: whether every rank that must be there is, none was stopped, and no script goes on behind the last
             step.
         youngest_s: the shortest time without progress, seconds.
@@ -36,6 +48,7 @@ class Summary(NamedTuple):
 
     place: Place
     generation: int
+    stands: dict[Stand, list[str]]
     is_usual: bool
     youngest_s: float
     oldest_s: float

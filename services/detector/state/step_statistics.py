@@ -95,11 +95,11 @@ class StepStatistics:
 
     def add(self, status: WorkerStatus) -> None:
         """Take the reports of a worker; those that were taken before change nothing."""
-        worker = status.worker
+        worker, known = status.worker, self.taken.get(status.worker, -1)
         for report in sorted(status.steps):
-            if report.step <= self.taken.get(worker, -1):
+            if report.step <= known:
                 continue
-            self.taken[worker] = report.step
+            self.taken[worker] = known = report.step
             if self.judged < 0:
                 self.judged = report.step + WARM_UP - 1
             if report.step > self.judged and report.compute_s and report.micro_batches:
@@ -113,6 +113,8 @@ class StepStatistics:
             layout: its layout.
             known: worker -> slowdown that is known already.
         """
+        if not self.pending:
+            return []
         found: list[Change] = []
         present = dict(known)
         for step in sorted(self.pending):

@@ -18,11 +18,11 @@ from collections.abc import Collection, Sequence, Set
 from itertools import count
 from typing import Literal
 
-from services.planner.state.cluster import State, Task, node_of, without
+from services.planner.state.cluster import State, Task, without
 from services.planner.state.deals_by_speed import shares_of
 from services.planner.state.usable_nodes import usable_workers
 from services.planner.throughput.tables import layout_of
-from shared.events.plans import Layout, Member, Stage, TaskChange
+from shared.events.plans import Layout, Stage, TaskChange, member
 
 Source = Literal["live", "take", "checkpoint", "initial", "script"]
 """Where a member gets its state from when a stage starts; see ``Member``."""
@@ -262,15 +262,11 @@ def _stage(
         kind=kind,
         generation=generation,
         layout=layout,
-        members=list(map(_member, count(), sources.keys(), sources.values())),
+        members=list(map(member, count(), sources.keys(), sources.values())),
         checkpoint="" if complete and "checkpoint" not in sources.values() else task.checkpoint,
         complete=complete,
         shares=list(shares),
     )
-
-
-def _member(rank: int, worker: str, source: Source) -> Member:
-    return Member(rank=rank, worker=worker, node=node_of(worker), source=source)
 
 
 def _failed(state: State, task: Task, kept: Sequence[str]) -> list[str]:

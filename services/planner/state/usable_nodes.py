@@ -10,9 +10,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
-from typing import Generic, NamedTuple, TypeVar
+from functools import cached_property, lru_cache
+from typing import Generic, TypeVar
 
 from services.planner.state.cluster import Node, node_of
 
@@ -43,19 +44,24 @@ class ObjectKey(Generic[Value_co]):
         return isinstance(other, ObjectKey) and self.value is other.value
 
 
-class UsableNodes(NamedTuple):
+@dataclass(frozen=True)
+class UsableNodes:
     """The usable nodes. ``nodes``, ``workers``: the number for each kind that has a usable node.
 
-    ``since_us``: the microseconds from the epoch to the time since which each node is usable, as the sum over all.
-    ``closed``: the nodes that are closed to new work, in the order of the state. ``every_worker``: the workers of all
-    usable nodes.
+    ``every``: all nodes. ``since_us``: the microseconds from the epoch to the time since which each node is usable, as
+    the sum over all. ``closed``: the nodes that are closed to new work, in the order of the state.
     """
 
+    every: Mapping[str, Node]
     nodes: Mapping[str, int]
     workers: Mapping[str, int]
     since_us: int
     closed: tuple[Node, ...]
-    every_worker: frozenset[str]
+
+    @cached_property
+    def every_worker(self) -> frozenset[str]:
+        """The workers of all usable nodes. Plans that place no task do not ask for them."""
+        return frozenset[str]().union(*[node.workers for node in self.every.values() if node.usable])
 
     def usable_s(self, at: datetime) -> float:
         """Return how long the nodes have been usable at a time, seconds, all together.
@@ -106,11 +112,11 @@ def _found(nodes: Mapping[str, Node]) -> UsableNodes:
     for node in usable:
         _count(numbers, workers, node, 1)
     return UsableNodes(
+        every=nodes,
         nodes=numbers,
         workers=workers,
         since_us=sum([node.since - _EPOCH for node in usable], timedelta()) // _MICROSECOND,
         closed=tuple(node for node in usable if not node.open),
-        every_worker=frozenset[str]().union(*[node.workers for node in usable]),
     )
 
 
@@ -136,18 +142,16 @@ def replaced(nodes: Mapping[str, Node], node: Node) -> dict[str, Node]:
 def _with_replaced(known: UsableNodes, after: Mapping[str, Node], before: Node | None, node: Node) -> UsableNodes:
     """Return what is known of the usable nodes once one was replaced. ``after``: all nodes."""
     numbers, workers = dict(known.nodes), dict(known.workers)
-    since_us, every_worker, closed = known.since_us, known.every_worker, known.closed
+    since_us, closed = known.since_us, known.closed
     if before is not None and before.usable:
         _count(numbers, workers, before, -1)
         since_us -= _us(before.since)
-        every_worker = every_worker.difference(before.workers)
     if node.usable:
         _count(numbers, workers, node, 1)
         since_us += _us(node.since)
-        every_worker = every_worker.union(node.workers)
     if closed or (node.usable and not node.open):
         closed = tuple(each for each in after.values() if each.usable and not each.open)
-    return UsableNodes(numbers, workers, since_us, closed, every_worker)
+    return UsableNodes(after, numbers, workers, since_us, closed)
 
 
 def closed_nodes(nodes: Mapping[str, Node]) -> tuple[Node, ...]:
