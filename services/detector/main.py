@@ -118,6 +118,8 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
         self._shown, self._shown_at_s = Reachability(), -PUBLISHED_EVERY_S
         self._echo = uuid.uuid4().hex
         self._heartbeats: Newest[Heartbeat] | None = None
+        self._signals: dict[tuple[str, str], asyncio.Future[str | None]] = {}
+        """Node and id of each signal that has no answer yet -> the answer."""
 
     def decide(self, state: DetectorState, item: Input, at: datetime) -> tuple[DetectorState, list[Effect]]:
         """Decide (``services.detector.decide``)."""
@@ -180,11 +182,25 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
     # ---- inputs
 
     async def _signal(self, signal: Signal) -> str | None:
-        """Decide on a signal; return why it was dropped, or None."""
+        """Decide on a signal; return why it was dropped, or None.
+
+        A repeat has the answer to the first: a detector that is behind would else have the more to do the longer the
+        agents wait.
+        """
+        name = (signal.node, signal.signal_id)
+        if (first := self._signals.get(name)) is not None:
+            return await asyncio.shield(first)
+        answer = self._signals[name] = asyncio.get_running_loop().create_future()
         received_at = self._clock()
-        with concerning(ids(signal)):
-            await self.has_folded_log()
-            return await self._take(received(signal, received_at), f"signal {signal.kind} of {signal.node}")
+        try:
+            with concerning(ids(signal)):
+                await self.has_folded_log()
+                verdict = await self._take(received(signal, received_at), f"signal {signal.kind} of {signal.node}")
+            answer.set_result(verdict)
+            return verdict
+        finally:
+            answer.cancel()  # without an answer, repeats have none either, and the agent repeats it once more
+            del self._signals[name]
 
     async def _take(self, item: Input, what: str, at: datetime | None = None) -> str | None:
         """Decide on what an agent has sent; return why it was dropped, or None.
