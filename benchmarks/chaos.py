@@ -132,6 +132,7 @@ class Chaos:
         left = processes_of(self._run_dir)
         self._checks.expect("no process is left", not left, f"{left}")
         self._checks.log(self._run_dir)
+        takeovers = self._checks.takeovers(self._run_dir, self._injected)
         for spec, result, reference in zip(specs, results, references, strict=True):
             self._checks.result(spec, result, reference)
         self._report.line(
@@ -140,6 +141,7 @@ class Chaos:
             seed=self._options.seed,
             faults=len(self._injected),
             incidents=len(self._incidents),
+            takeovers=takeovers,
             problems=self._report.missed,
             wall_s=round(time.monotonic() - started_s, 1),
             run_dir=str(self._run_dir) if self._report.missed or self._options.directory else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import signal
 import tempfile
 from dataclasses import dataclass, field
@@ -38,6 +39,14 @@ SLOW_S = 8.0
 FURTHER_FAULT_S = 4.0
 """Time that a further fault during a transition may add: its detection (a second for a hang, more on a busy machine)
 and another transition."""
+
+
+LONGEST_STANDSTILL_S = 32.0
+"""For so long a lease stands still at most before it is taken: ``lease_s``, doubled with each takeover
+(``shared.log.lease``)."""
+
+TAKEOVER = re.compile(r"^(\S+) WARNING (\w+)\S* .*: this \w+ takes over \(token \d+\)$", re.MULTILINE)
+"""The line of an instance that takes the lease of its service over: when, and of which service."""
 
 
 @dataclass
@@ -106,6 +115,24 @@ class Checks:
         logs = run_dir.glob("services/*.log")
         raised = [path.name for path in logs if "Traceback" in path.read_text(errors="replace")]
         self.expect("no service raises", not raised, f"{raised}")
+
+    def takeovers(self, run_dir: Path, injected: list[Injected]) -> int:
+        """Require that each takeover follows an end or a suspension of an instance of the service. Return how many.
+
+        The instance need not have been the active one: that may be another one by then.
+        """
+        found = [each for path in run_dir.glob("services/*.log") for each in TAKEOVER.findall(path.read_text())]
+        for when, service in found:
+            at = datetime.fromisoformat(when).timestamp()
+            causes = [
+                fault
+                for fault in injected
+                if fault.kind in ("service", "suspension")
+                and fault.targets[0].removesuffix("-standby") == service
+                and 0.0 <= at - fault.at <= LONGEST_STANDSTILL_S
+            ]
+            self.expect(f"the takeover of the {service} at {when} follows a fault", bool(causes))
+        return len(found)
 
     def result(self, spec: Record, task: Record, reference: Path) -> None:
         """Require the result of a run without failures: the samples of every step, the parameters, the loss."""
