@@ -178,7 +178,7 @@ class Chaos:
             await self._until("all nodes are ready", self._all_ready, READY_LIMIT_S)
             await self._use_everything(specs[0])
         self._incidents = [i for i in await self._client.incidents() if i["task"] != "after"]
-        self._checks.incidents(self._incidents, self._injected)
+        self._checks.incidents(self._incidents, self._injected, self._run_dir)
         return [await self._client.task(spec["name"]) for spec in specs]
 
     async def _inject(self, fault: Injected, dice: list[float]) -> None:
