@@ -125,6 +125,7 @@ class Chaos:
             try:
                 results = await self._course(specs)
             finally:
+                ends_at = time.time()
                 # Otherwise a node could be brought back while the stack stops.
                 for task in self._background:
                     task.cancel()
@@ -132,7 +133,7 @@ class Chaos:
         left = processes_of(self._run_dir)
         self._checks.expect("no process is left", not left, f"{left}")
         self._checks.log(self._run_dir)
-        takeovers = self._checks.takeovers(self._run_dir, self._injected)
+        takeovers = self._checks.takeovers(self._run_dir, self._injected, ends_at)
         for spec, result, reference in zip(specs, results, references, strict=True):
             self._checks.result(spec, result, reference)
         self._report.line(

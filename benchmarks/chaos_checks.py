@@ -119,14 +119,16 @@ class Checks:
         raised = [path.name for path in logs if "Traceback" in path.read_text(errors="replace")]
         self.expect("no service raises", not raised, f"{raised}")
 
-    def takeovers(self, run_dir: Path, injected: list[Injected]) -> int:
+    def takeovers(self, run_dir: Path, injected: list[Injected], ends_at: float) -> int:
         """Require that each takeover follows an end or a suspension of an instance of the service. Return how many.
 
-        The instance need not have been the active one: that may be another one by then.
+        The instance need not have been the active one: that may be another one by then. ``ends_at``: when the stack was
+        asked to end (Unix seconds). The instances that it ends first give their leases to the others.
         """
         found = [each for path in run_dir.glob("services/*.log") for each in TAKEOVER.findall(path.read_text())]
-        for when, service in found:
-            at = datetime.fromisoformat(when).timestamp()
+        times = [(datetime.fromisoformat(when).timestamp(), when, service) for when, service in found]
+        before = [each for each in times if each[0] < ends_at]
+        for at, when, service in before:
             causes = [
                 fault
                 for fault in injected
@@ -135,7 +137,7 @@ class Checks:
                 and 0.0 <= at - fault.at <= LONGEST_STANDSTILL_S
             ]
             self.expect(f"the takeover of the {service} at {when} follows a fault", bool(causes))
-        return len(found)
+        return len(before)
 
     def result(self, spec: Record, task: Record, reference: Path) -> None:
         """Require the result of a run without failures: the samples of every step, the parameters, the loss."""
