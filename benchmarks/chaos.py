@@ -55,6 +55,10 @@ LONGEST_ABSENCE_S = 6.0
 RESTARTS_A_SERVICE = 4
 """In a minute: the stack gives up a service that ends more than five times in a minute."""
 
+AGENT_APART_S = 15.0
+"""Between two ends of one agent: a successor that is killed before it works leaves its node silent, and a node that is
+silent for three time-outs is given up where a task waits for it, which would be no false alarm."""
+
 END_LIMIT_S = 150.0
 """Longest wait for the tasks' end after the last fault, beside that for the steps that are left."""
 
@@ -217,10 +221,13 @@ class Chaos:
     def _services(self) -> list[str]:
         return sorted([*SERVICES, *(STANDBYS if self._options.standby else ())])
 
-    def _may_end(self, name: str, at: float) -> bool:
-        """Take note that a process ends, and return True; False if it has ended too often of late."""
+    def _may_end(self, name: str, at: float, apart_s: float = 0.0) -> bool:
+        """Take note that a process ends, and return True; False if it has ended too often of late.
+
+        ``apart_s``: least time since it has ended last.
+        """
         recent = [each for each in self._restarts.get(name, []) if at - each < 60.0]
-        may_end = len(recent) < RESTARTS_A_SERVICE
+        may_end = len(recent) < RESTARTS_A_SERVICE and not any(at - each < apart_s for each in recent)
         self._restarts[name] = [*recent, at] if may_end else recent
         return may_end
 
@@ -246,7 +253,7 @@ class Chaos:
         up = [name for name in self._stack.node_names if name not in self._down]
         node = pick(up, dice[1])
         agents = [process for process in self._stack.node_processes(node) if is_agent(process)]
-        if not agents or not self._may_end(f"agent {node}", fault.at):
+        if not agents or not self._may_end(f"agent {node}", fault.at, AGENT_APART_S):
             return None
         os.kill(agents[0].pid, number)
         fault.targets.append(f"agent {node}")
