@@ -55,6 +55,10 @@ LONGEST_ABSENCE_S = 6.0
 RESTARTS_A_SERVICE = 4
 """In a minute: the stack gives up a service that ends more than five times in a minute."""
 
+AGENT_APART_S = 15.0
+"""Between two ends of one agent: a successor that is killed before it works leaves its node silent, and a node that is
+silent for three time-outs is given up where a task waits for it, which would be no false alarm."""
+
 END_LIMIT_S = 150.0
 """Longest wait for the tasks' end after the last fault, beside that for the steps that are left."""
 
@@ -125,6 +129,7 @@ class Chaos:
             try:
                 results = await self._course(specs)
             finally:
+                ends_at = time.time()
                 # Otherwise a node could be brought back while the stack stops.
                 for task in self._background:
                     task.cancel()
@@ -132,6 +137,7 @@ class Chaos:
         left = processes_of(self._run_dir)
         self._checks.expect("no process is left", not left, f"{left}")
         self._checks.log(self._run_dir)
+        takeovers = self._checks.takeovers(self._run_dir, self._injected, ends_at)
         for spec, result, reference in zip(specs, results, references, strict=True):
             self._checks.result(spec, result, reference)
         self._report.line(
@@ -140,6 +146,7 @@ class Chaos:
             seed=self._options.seed,
             faults=len(self._injected),
             incidents=len(self._incidents),
+            takeovers=takeovers,
             problems=self._report.missed,
             wall_s=round(time.monotonic() - started_s, 1),
             run_dir=str(self._run_dir) if self._report.missed or self._options.directory else None,
@@ -176,7 +183,7 @@ class Chaos:
             await self._until("all nodes are ready", self._all_ready, READY_LIMIT_S)
             await self._use_everything(specs[0])
         self._incidents = [i for i in await self._client.incidents() if i["task"] != "after"]
-        self._checks.incidents(self._incidents, self._injected)
+        self._checks.incidents(self._incidents, self._injected, self._run_dir)
         return [await self._client.task(spec["name"]) for spec in specs]
 
     async def _inject(self, fault: Injected, dice: list[float]) -> None:
@@ -214,10 +221,13 @@ class Chaos:
     def _services(self) -> list[str]:
         return sorted([*SERVICES, *(STANDBYS if self._options.standby else ())])
 
-    def _may_end(self, name: str, at: float) -> bool:
-        """Take note that a process ends, and return True; False if it has ended too often of late."""
+    def _may_end(self, name: str, at: float, apart_s: float = 0.0) -> bool:
+        """Take note that a process ends, and return True; False if it has ended too often of late.
+
+        ``apart_s``: least time since it has ended last.
+        """
         recent = [each for each in self._restarts.get(name, []) if at - each < 60.0]
-        may_end = len(recent) < RESTARTS_A_SERVICE
+        may_end = len(recent) < RESTARTS_A_SERVICE and not any(at - each < apart_s for each in recent)
         self._restarts[name] = [*recent, at] if may_end else recent
         return may_end
 
@@ -243,7 +253,7 @@ class Chaos:
         up = [name for name in self._stack.node_names if name not in self._down]
         node = pick(up, dice[1])
         agents = [process for process in self._stack.node_processes(node) if is_agent(process)]
-        if not agents or not self._may_end(f"agent {node}", fault.at):
+        if not agents or not self._may_end(f"agent {node}", fault.at, AGENT_APART_S):
             return None
         os.kill(agents[0].pid, number)
         fault.targets.append(f"agent {node}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import signal
 import tempfile
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +17,8 @@ from cli.demo.report import TOLERANCE, compare_parameters
 from cli.stack.processes import run_module
 from cli.waiting import Record
 from services.planner.replay.replay import verify
+from shared.events.severities import Severity
+from shared.events.union import ErrorDetected, NodeJoined
 from shared.log.log import EventLog
 
 RANK_FAULTS = {"kill": signal.SIGKILL, "exception": signal.SIGUSR1, "hang": signal.SIGSTOP}
@@ -40,6 +44,14 @@ FURTHER_FAULT_S = 4.0
 and another transition."""
 
 
+LONGEST_STANDSTILL_S = 32.0
+"""For so long a lease stands still at most before it is taken: ``lease_s``, doubled with each takeover
+(``shared.log.lease``)."""
+
+TAKEOVER = re.compile(r"^(\S+) WARNING (\w+)\S* .*: this \w+ takes over \(token \d+\)$", re.MULTILINE)
+"""The line of an instance that takes the lease of its service over: when, and of which service."""
+
+
 @dataclass
 class Injected:
     """One fault: its kind, when it struck (Unix seconds) and where. ``targets``: workers, nodes or services."""
@@ -62,8 +74,11 @@ class Checks:
         """Require that a property holds; ``detail``: what is wrong, printed where it does not hold."""
         self._report.equal(name, holds, True, **({} if holds else {"detail": detail}))
 
-    def incidents(self, incidents: list[Record], injected: list[Injected]) -> None:
-        """Require that every incident comes from a fault, is closed, and was healed soon."""
+    def incidents(self, incidents: list[Record], injected: list[Injected], run_dir: Path) -> None:
+        """Require that every incident comes from a fault, is closed, and was healed soon; that lost nodes are found.
+
+        Nobody misses a node that was out of use when it was killed, such as one that is isolated and not yet tested.
+        """
         unexplained = [i for i in incidents if not causes(i, injected)]
         seen: dict[tuple[int, str], int] = {}
         for incident in incidents:
@@ -90,22 +105,39 @@ class Checks:
                 seen[key] = seen.get(key, 0) + 1
         for fault in injected:
             count = seen.get((fault.number, fault.targets[0]), 0)
-            if fault.kind == "node":
+            if fault.kind == "node" and was_used(run_dir, fault.targets[0], fault.at):
                 self.expect(f"fault {fault.number} (node {fault.targets[0]}) is found", count > 0, f"{fault}")
             if count > 1:
                 self._report.line("note", what=f"{count} incidents may stem from fault {fault.number}")
 
     def log(self, run_dir: Path) -> None:
         """Require that the log replays, with one plan for each cause, and that no service has raised."""
-        log = EventLog(f"sqlite:///{run_dir / 'log.db'}", read_only=True)
-        try:
+        with closing(EventLog(log_url(run_dir), read_only=True)) as log:
             report = verify(log)
-        finally:
-            log.close()
         self.expect("the log replays", report.ok, f"{report}")
         logs = run_dir.glob("services/*.log")
         raised = [path.name for path in logs if "Traceback" in path.read_text(errors="replace")]
         self.expect("no service raises", not raised, f"{raised}")
+
+    def takeovers(self, run_dir: Path, injected: list[Injected], ends_at: float) -> int:
+        """Require that each takeover follows an end or a suspension of an instance of the service. Return how many.
+
+        The instance need not have been the active one: that may be another one by then. ``ends_at``: when the stack was
+        asked to end (Unix seconds). The instances that it ends first give their leases to the others.
+        """
+        found = [each for path in run_dir.glob("services/*.log") for each in TAKEOVER.findall(path.read_text())]
+        times = [(datetime.fromisoformat(when).timestamp(), when, service) for when, service in found]
+        before = [each for each in times if each[0] < ends_at]
+        for at, when, service in before:
+            causes = [
+                fault
+                for fault in injected
+                if fault.kind in ("service", "suspension")
+                and fault.targets[0].removesuffix("-standby") == service
+                and 0.0 <= at - fault.at <= LONGEST_STANDSTILL_S
+            ]
+            self.expect(f"the takeover of the {service} at {when} follows a fault", bool(causes))
+        return len(before)
 
     def result(self, spec: Record, task: Record, reference: Path) -> None:
         """Require the result of a run without failures: the samples of every step, the parameters, the loss."""
@@ -120,6 +152,24 @@ class Checks:
         self._report.at_most(f"{name}: difference of the loss", abs(loss - expected), TOLERANCE * abs(expected))
         difference = compare_parameters(Path(result["parameters_path"]), reference / "parameters.safetensors")
         self._report.at_most(f"{name}: largest difference of a parameter", difference, TOLERANCE)
+
+
+def was_used(run_dir: Path, node: str, at: float) -> bool:
+    """Return whether a node was in use at a time (Unix seconds): it had joined, and was not lost or isolated since."""
+    with closing(EventLog(log_url(run_dir), read_only=True)) as log:
+        before = [record.event for record in log.read_all() if record.recorded_at.timestamp() < at]
+    joined = max(
+        (i for i, event in enumerate(before) if isinstance(event, NodeJoined) and event.node == node), default=-1
+    )
+    return joined >= 0 and not any(
+        isinstance(event, ErrorDetected) and event.severity is Severity.SEV1 and event.node == node
+        for event in before[joined:]
+    )
+
+
+def log_url(run_dir: Path) -> str:
+    """Return the URL of a run's log."""
+    return f"sqlite:///{run_dir / 'log.db'}"
 
 
 def further(incident: Record, injected: list[Injected]) -> int:

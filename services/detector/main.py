@@ -118,6 +118,8 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
         self._shown, self._shown_at_s = Reachability(), -PUBLISHED_EVERY_S
         self._echo = uuid.uuid4().hex
         self._heartbeats: Newest[Heartbeat] | None = None
+        self._signals: dict[tuple[str, str], asyncio.Future[str | None]] = {}
+        """Node and id of each signal that has no answer yet -> the answer to its newest repeat."""
 
     def decide(self, state: DetectorState, item: Input, at: datetime) -> tuple[DetectorState, list[Effect]]:
         """Decide (``services.detector.decide``)."""
@@ -180,11 +182,26 @@ class DetectorService(Runner[DetectorState, Input, Effect]):
     # ---- inputs
 
     async def _signal(self, signal: Signal) -> str | None:
-        """Decide on a signal; return why it was dropped, or None."""
-        received_at = self._clock()
-        with concerning(ids(signal)):
-            await self.has_folded_log()
-            return await self._take(received(signal, received_at), f"signal {signal.kind} of {signal.node}")
+        """Decide on a signal; return why it was dropped, or None.
+
+        The newest repeat has the answer to the first, and nobody waits for that to the others any more. Otherwise a
+        detector that is behind would have the more to do the longer the agents wait.
+        """
+        received_at, name = self._clock(), (signal.node, signal.signal_id)
+        newest: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        before, self._signals[name] = self._signals.get(name), newest
+        if before is not None:
+            before.cancel()
+            return await newest
+        try:
+            with concerning(ids(signal)):
+                await self.has_folded_log()
+                verdict = await self._take(received(signal, received_at), f"signal {signal.kind} of {signal.node}")
+            if not (newest := self._signals[name]).done():
+                newest.set_result(verdict)
+            return verdict
+        finally:
+            self._signals.pop(name).cancel()  # without an answer there is none to a repeat, and the agent asks again
 
     async def _take(self, item: Input, what: str, at: datetime | None = None) -> str | None:
         """Decide on what an agent has sent; return why it was dropped, or None.

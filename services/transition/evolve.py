@@ -19,6 +19,7 @@ from shared.events.plans import Stage, TaskChange
 from shared.events.severities import ErrorKind
 from shared.events.union import EventBase
 from shared.messages.commands import Reply
+from shared.model import filled
 
 
 def hear(state: State, item: Replied | TimerFired) -> State:
@@ -117,9 +118,10 @@ def _planned(state: State, plan: events.PlanDecided, change: TaskChange) -> Stat
     task = state.task(name)
     generations = [stage.generation for stage in change.stages]
     generation = max([*generations, change.from_generation, task.generation])
-    part = Part(plan=plan.plan, incident=plan.incident, change=change, generation=generation)
     gone = tuple(sorted(task.leaving & set(change.survivors)))
-    if gone:
+    spared = _without(task, change, frozenset(gone)) if gone else None
+    part = Part(plan=plan.plan, incident=plan.incident, change=spared or change, generation=generation)
+    if gone and spared is None:
         detail = f"an earlier plan released {', '.join(gone)}"
         part = part.with_failure(Failure(Phase.HOLD, FailureCode.RELEASED, detail, gone))
     alive = state.alive([*change.survivors, *change.failed, *change.release])
@@ -137,6 +139,31 @@ def _entered(task: Task) -> tuple[Stage, ...]:
         return task.stages
     known = {stage.generation for stage in task.stages}
     return (*task.stages, *(stage for stage in part.change.stages if stage.generation not in known))
+
+
+def _without(task: Task, change: TaskChange, gone: frozenset[str]) -> TaskChange | None:
+    """Return a change that does without survivors that the plan before has released; None if it needs one of them.
+
+    The planner decided before it knew of that release, such as where two nodes are drained at once. Of whole replicas
+    the others finish the step, and whoever is to have no process afterwards has none already.
+    """
+    before, stage = task.part, change.interrupted
+    if before is None or before.change.action in ENDINGS or task.spec is None:
+        return None  # whoever was to save the state may be the only one that has it
+    wanted = change.target if change.target is not None or change.action in ENDINGS else stage
+    if wanted is not None and not gone.isdisjoint(member.worker for member in wanted.members):
+        return None
+    survivors = [worker for worker in change.survivors if worker not in gone]
+    if stage is None:
+        stored = wanted is not None and all(member.source not in ("live", "take") for member in wanted.members)
+        return change.model_copy(update={"survivors": survivors}) if stored else None
+    members = [member for member in stage.members if member.worker not in gone]
+    if not members or stage.layout.world_size != stage.layout.data or task.spec.parallel.distributed_optimizer:
+        return None
+    members = [member.model_copy(update={"rank": rank}) for rank, member in enumerate(members)]
+    layout = stage.layout.model_copy(update={"data": len(members)})
+    interrupted = filled(Stage, stage, members=members, layout=layout, shares=[])
+    return change.model_copy(update={"survivors": survivors, "interrupted": interrupted})
 
 
 def _moved_step(state: State, event: events.StateMoved) -> State:

@@ -89,3 +89,5 @@ async def end(task: asyncio.Task[Any]) -> None:
         task.cancel()
         await asyncio.wait({task}, timeout=pause_s)
         pause_s = 1.5 * pause_s + 0.001
+    if not task.cancelled():
+        task.exception()  # taken note of: otherwise asyncio logs that nobody has

@@ -177,6 +177,9 @@ def _repeated(event: ErrorDetected, evidence: Evidence) -> str:
         return "its link broke too often; "
     if not evidence.rule or not isinstance(used, dict):
         return ""
+    if evidence.rule == "starts":
+        also = ", ".join(used.get("also_failed", []))
+        return f"{used.get('cause')} of a process that starts, and nowhere else failed those of {also}; "
     if evidence.rule == "lemon":
         within = f"within {used.get('window_s', 0.0) / 86_400:g} days"
         return f"lemon: {used.get('faults')} faults of its own {within}, {used.get('expected', 0.0):.2g} expected; "

@@ -363,3 +363,16 @@ async def test_an_incident_shows_what_was_seen_of_it_and_the_root_cause(
     printed = capsys.readouterr().out
     assert "CommunicationFailed" in printed
     assert "and 3 more\nroot cause: process-exit (SIGKILL) of n0/0\n" in printed
+
+
+async def test_a_node_on_which_alone_processes_do_not_start_says_so(api: Server) -> None:
+    await join(api)
+    evidence = {"rule": "starts", "repetition": {"cause": "exception/KeyError", "also_failed": ["bert"]}}
+    fields: dict[str, Any] = {"severity": Severity.SEV1, "detected_at": utc_now(), "node": "n0", "incident": "i"}
+    record = await api.append(
+        ErrorDetected, kind=ErrorKind.EXCEPTION, method=Method.EXCEPTION, evidence=evidence, **fields
+    )
+    await api.projected(record.position)
+    reason = (await api.http.get("/v1/nodes/n0")).json()["reason"]
+    said = "exception/KeyError of a process that starts, and nowhere else failed those of bert; exception"
+    assert reason.startswith(said)

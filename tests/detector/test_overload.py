@@ -15,10 +15,11 @@ from services.detector.decide import decide
 from shared.bus.connection import Bus
 from shared.events.union import ErrorDetected, NodeJoined
 from shared.log.journal import Journal
-from shared.messages.signals import HEARTBEATS, Heartbeat
+from shared.messages.limits_in_force import LIMITS, LimitsRequest
+from shared.messages.signals import HEARTBEATS, SIGNALS, Heartbeat, RankFinished
 from shared.settings.model import Settings
 from tests.condition import until
-from tests.detector.conftest import watching
+from tests.detector.conftest import patient, watching
 from tests.nats_server import OpenServer
 
 NODES = 200
@@ -102,3 +103,38 @@ async def test_a_detector_that_is_behind_loses_no_living_node_and_finds_a_lost_o
             slow["s"] = 0.0
             events = await watch.until(lambda events: any(isinstance(event, ErrorDetected) for event in events))
     assert [event.node for event in events if isinstance(event, ErrorDetected)] == ["n7"]
+
+
+async def test_a_repeat_of_a_signal_has_the_answer_to_the_first(
+    settings: Settings, bus: Bus, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided: list[Any] = []
+
+    def noting(state: Any, item: Any, *rest: Any) -> Any:
+        if isinstance(item, RankFinished):
+            decided.append(item)
+        return decide(state, item, *rest)
+
+    behind = asyncio.Event()
+
+    async def position_now() -> int:
+        await behind.wait()
+        return 0
+
+    monkeypatch.setattr("services.detector.main.decide", noting)
+    monkeypatch.setattr(journal, "position_now", position_now)
+    signal = RankFinished(
+        signal_id="s", node="n0", incarnation="i", occurred_at=datetime.now(UTC), task="gpt", worker="n0/0",
+        generation=1, rank=0, step=1, samples_sha256="", parameters_path="/p", loss=None,
+    )  # fmt: skip
+    async with watching(patient(settings), bus, journal):
+        asking = [asyncio.create_task(bus.call(SIGNALS, signal, "n0", timeout_s=40.0)) for _ in range(3)]
+        # The answer to a later request, for which the detector does not read the log, shows that all three have come.
+        await asyncio.create_task(bus.call(LIMITS, LimitsRequest(nodes=[]), timeout_s=40.0))
+        behind.set()
+        first, given_up, newest = asking
+        assert (await first, await newest) == (None, None)
+        assert len(decided) == 1
+        given_up.cancel()
+        assert await bus.call(SIGNALS, signal, "n0", timeout_s=40.0) is None
+        assert len(decided) == 2

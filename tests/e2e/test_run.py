@@ -296,3 +296,15 @@ def test_sigterm_to_all_processes_of_a_script_that_restarts_whole_is_no_fault(fo
     assert stopped.end() == 1, stopped.err
     assert processes_of(stopped.run_dir) == []
     assert stopped.err.splitlines()[-1].startswith("unicron: train stopped; stopped as asked")
+
+
+def test_a_script_that_misses_its_peer_before_sigterm_comes_to_it_is_no_fault(folder: Path) -> None:
+    stopped = Running(folder, script=PLAIN)
+    stopped.at_work().http.close()
+    first, other = (pid for pid in processes_of(stopped.run_dir) if "-u" in psutil.Process(pid).cmdline())
+    os.kill(first, signal.SIGTERM)
+    stopped.until(lambda: not psutil.pid_exists(other))
+    stopped.terminate_all()
+    assert stopped.end() == 1, stopped.err
+    assert processes_of(stopped.run_dir) == []
+    assert stopped.err.splitlines()[-1].startswith("unicron: train stopped; stopped as asked")

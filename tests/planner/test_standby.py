@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,56 +17,12 @@ from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.settings.model import Settings
 from tests.condition import until
+from tests.instances import LIMIT_S, Instances
 from tests.nats_server import OpenServer
 from tests.planner.test_shell import node, plans, submission
 from tests.postgres import PostgresServer, find_binaries
 
-LIMIT_S = 60.0
 LEASE_S = float(Settings.model_fields["lease_s"].default)
-
-
-class Planners:
-    """Processes of the planner, each with a file for its log lines."""
-
-    def __init__(self, folder: Path, nats_url: str, credential: Path, log_url: str) -> None:
-        self._folder = folder
-        self._environment = {
-            **os.environ,
-            "UNICRON_RUN_DIR": str(folder),
-            "UNICRON_LOG_URL": log_url,
-            "UNICRON_NATS_URL": nats_url,
-            "UNICRON_NATS_CREDENTIAL": str(credential),
-            "UNICRON_PARENT_DEATH": str(os.getpid()),
-        }
-        self.processes: list[asyncio.subprocess.Process] = []
-
-    async def start(self, **environment: str) -> asyncio.subprocess.Process:
-        """Start one more, with further settings; return when it works or stands by."""
-        with self.lines_file(len(self.processes)).open("wb") as lines:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "services.planner.main"),
-                stdout=asyncio.subprocess.PIPE,
-                stderr=lines,
-                env=self._environment | environment,
-            )
-        self.processes.append(process)
-        assert process.stdout is not None
-        assert await asyncio.wait_for(process.stdout.readline(), LIMIT_S) == b"ready\n", self.lines(process)
-        return process
-
-    async def end(self) -> None:
-        """Kill those that have not ended."""
-        for process in self.processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-
-    def lines_file(self, number: int) -> Path:
-        return self._folder / f"planner-{number}.log"
-
-    def lines(self, process: asyncio.subprocess.Process) -> str:
-        """Return what one has logged."""
-        return self.lines_file(self.processes.index(process)).read_text()
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
@@ -83,14 +36,14 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EventLog]:
 
 
 @pytest.fixture
-async def planners(tmp_path: Path, bus_server: OpenServer, log: EventLog) -> AsyncIterator[Planners]:
-    found = Planners(tmp_path, bus_server.url, bus_server.credential_file, log.url)
+async def planners(tmp_path: Path, bus_server: OpenServer, log: EventLog) -> AsyncIterator[Instances]:
+    found = Instances("planner", tmp_path, bus_server.url, bus_server.credential_file, log.url)
     yield found
     await found.end()
 
 
 async def test_one_planner_decides_whatever_becomes_of_the_others(
-    planners: Planners, journal: Journal, log: EventLog
+    planners: Instances, journal: Journal, log: EventLog
 ) -> None:
     killed = await planners.start()
     stopped = await planners.start()
@@ -130,7 +83,7 @@ async def test_an_outage_of_the_database_is_no_takeover(tmp_path: Path, bus_serv
     if find_binaries() is None:
         pytest.skip("no PostgreSQL")
     with PostgresServer() as server, closing(EventLog(server.url)) as log:
-        found = Planners(tmp_path, bus_server.url, bus_server.credential_file, server.url)
+        found = Instances("planner", tmp_path, bus_server.url, bus_server.credential_file, server.url)
         try:
             for _ in range(2):
                 await found.start()

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import random
 import signal
-import sys
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -17,25 +14,22 @@ import pytest
 
 from services.planner.replay.replay import verify
 from shared.bus.connection import Bus
-from shared.errors import LeaseLost, Unavailable
+from shared.errors import LeaseLost
 from shared.events.union import Event, TaskChanged
 from shared.log.journal import Journal
 from shared.log.log import EventLog
 from shared.log.relay import STREAM
 from shared.model import utc_now
 from tests.condition import until
+from tests.instances import LIMIT_S, Instances, keeps_its_lease
 from tests.nats_cluster import SERVERS, NatsCluster
 from tests.nats_server import OpenServer
 from tests.planner.test_shell import node, plans, submission
-from tests.planner.test_standby import LIMIT_S, Planners
 from tests.postgres import PostgresServer, find_binaries
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SOCKET = ".s.PGSQL.5432"
-
-LOAD_S = 60.0
-"""Time for which the load is above what the planner can do."""
 
 
 @pytest.fixture
@@ -100,7 +94,7 @@ class Way:
 async def test_of_two_that_a_network_parts_one_acts(
     tmp_path: Path, bus_server: OpenServer, bus: Bus, postgres: PostgresServer
 ) -> None:
-    planners = Planners(tmp_path, bus_server.url, bus_server.credential_file, postgres.url)
+    planners = Instances("planner", tmp_path, bus_server.url, bus_server.credential_file, postgres.url)
     way = Way(postgres.folder, tmp_path / "way")
     with closing(EventLog(postgres.url)) as log:
         try:
@@ -137,7 +131,7 @@ async def test_a_replica_that_takes_over_has_everything_that_was_acknowledged(
     with PostgresServer(of=postgres) as replica:
         hosts = f"host={postgres.folder}&host={replica.folder}&target_session_attrs=read-write"
         url = f"postgresql+psycopg://postgres@/postgres?{hosts}"
-        planners = Planners(tmp_path, bus_server.url, bus_server.credential_file, url)
+        planners = Instances("planner", tmp_path, bus_server.url, bus_server.credential_file, url)
         with closing(EventLog(url)) as log:
             try:
                 for _ in range(2):
@@ -173,7 +167,9 @@ async def send(journal: Journal, number: int) -> None:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_the_leader_of_the_stream_is_lost(tmp_path: Path, how: signal.Signals) -> None:
     async with NatsCluster(tmp_path) as servers:
-        planners = Planners(tmp_path, servers.urls, servers.credential_file("planner"), f"sqlite:///{tmp_path}/log.db")
+        planners = Instances(
+            "planner", tmp_path, servers.urls, servers.credential_file("planner"), f"sqlite:///{tmp_path}/log.db"
+        )
         bus = await Bus.connect(servers.urls, credential=servers.credential, name="test", timeout_s=20)
         try:
             with closing(EventLog(f"sqlite:///{tmp_path}/log.db")) as log:
@@ -203,54 +199,23 @@ async def test_the_leader_of_the_stream_is_lost(tmp_path: Path, how: signal.Sign
 # ---- too much work
 
 
-def appending(log: EventLog, writer: int, ended: threading.Event) -> Callable[[], None]:
-    """Return what appends changes of a task until an event is set, as fast as the log takes them: each takes a plan."""
-
-    def append() -> None:
-        for number in itertools.count():
-            if ended.is_set():
-                return
-            batch: list[Event] = [
-                TaskChanged(
-                    event_id=f"change-{writer}-{number}-{each}", occurred_at=utc_now(), task="a",
-                    weight=1.0 + each, min_workers=1,
-                )
-                for each in range(100)
-            ]  # fmt: skip
-            with contextlib.suppress(Unavailable):  # the queue at SQLite's lock is long
-                log.append(batch)
-
-    return append
+def changes(name: str) -> list[Event]:
+    """Return changes of a task, each of which takes a plan."""
+    return [
+        TaskChanged(
+            event_id=f"change-{name}-{number}", occurred_at=utc_now(), task="a", weight=1.0 + number, min_workers=1
+        )
+        for number in range(100)
+    ]
 
 
 async def test_an_active_one_with_ten_times_the_work_that_it_can_do_keeps_its_lease(
     tmp_path: Path, bus_server: OpenServer, bus: Bus, log: EventLog
 ) -> None:
-    planners = Planners(tmp_path, bus_server.url, bus_server.credential_file, log.url)
-    spinning = [await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass") for _ in range(2)]
-    ended = threading.Event()
-    try:
-        for _ in range(2):
-            await planners.start()
+    async with Instances("planner", tmp_path, bus_server.url, bus_server.credential_file, log.url) as planners:
         async with Journal(log, bus) as journal:
             await journal.append([node("n0"), submission("a")])
+            await planners.start()
             await planned(log, 2)
-            token = log.leases()["planner"].token
-            flood = [asyncio.create_task(asyncio.to_thread(appending(log, each, ended))) for each in range(4)]
-            await asyncio.sleep(LOAD_S)  # this is the load
-            position, handled = log.last_position(), log.leases()["planner"].handled
-            ended.set()
-            await asyncio.gather(*flood)
-            print(f"appended={position} handled={handled}")
-            assert position > 10 * handled, "it was no load"
-            assert log.leases()["planner"].token == token
-            # It goes on with what is left; the other one goes on folding behind it.
-            await until(lambda: log.leases()["planner"].handled > handled, limit_s=LIMIT_S)
-        assert log.leases()["planner"].token == token
-        assert [process.returncode for process in planners.processes] == [None, None]
-    finally:
-        ended.set()
-        for process in spinning:
-            process.kill()
-            await process.wait()
-        await planners.end()
+            await planners.start()
+            await keeps_its_lease(planners, log, changes)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
+from services.transition import phases
 from services.transition.state import Outcome, TimerName
 from shared.events.codes import FailureCode
+from shared.events.plans import Layout
 from shared.events.union import TaskStopRequested
-from shared.messages.commands import HoldTask, StopTask
+from shared.messages.commands import ConfigureTask, HoldTask, StopTask
 from tests.transition.drive import THREE, TWO, Drive, change, restart_change, stage
 
 
@@ -212,6 +214,46 @@ def test_ranks_that_cannot_save_have_not_stopped() -> None:
     d.plan("p2", change(survivors=TWO, target=stage(2, TWO)))
     assert [phase for phase in d.phases() if phase == "failed"] == ["failed"]
     assert d.kinds() == ["drain@n0", "drain@n1", "open-store@n0"]
+
+
+def released() -> Drive:
+    """A task whose worker on n2 is being released."""
+    d = Drive()
+    d.plan("p", change(survivors=THREE, release=["n2/0"], target=stage(2, TWO)))
+    for send in d.open("drain"):
+        d.reply(send)
+    assert d.open("release", node="n2")
+    return d
+
+
+@pytest.mark.parametrize("action", ["move", "pause"])
+def test_a_plan_that_needs_a_released_process_no_more_goes_on_without_it(action: Literal["move", "pause"]) -> None:
+    d = released()
+    interrupted = stage(3, THREE, interrupted=True)
+    rest: dict[str, Any] = {"from_generation": 2, "survivors": THREE, "hold": True, "interrupted": interrupted}
+    if action == "move":
+        rest |= {"release": ["n1/0", "n2/0"], "target": stage(4, ["n0/0"])}
+    d.plan("q", change(action=action, **rest))
+    assert d.kinds() == ["hold@n0", "hold@n1", "open-store@n0"]
+    while not d.open("configure"):
+        d.reply(d.open()[0])
+    for send in d.open("configure"):
+        assert isinstance(send.command, ConfigureTask)
+        assert (send.command.stage.layout.data, phases.members(send.command.stage)) == (2, TWO)
+        assert send.command.stage.nodes == {"n0", "n1"}
+    d.answer_all()
+    d.stopped("a", 7)
+    ending = ["drained", "released", "restored"] if action == "move" else ["ended"]
+    assert d.phases() == ["drained", "held", "resumed", *ending]
+
+
+def test_a_plan_whose_survivors_have_the_state_only_together_fails_without_one() -> None:
+    d = released()
+    interrupted = stage(3, THREE, interrupted=True)
+    divided = interrupted.model_copy(update={"layout": Layout(tensor=3, pipeline=1, data=1, micro_batch=1)})
+    rest: dict[str, Any] = {"release": ["n1/0", "n2/0"], "target": stage(4, ["n0/0"])}
+    d.plan("q", change(from_generation=2, survivors=THREE, hold=True, interrupted=divided, **rest))
+    assert d.moved[-1].code is FailureCode.RELEASED
 
 
 @pytest.mark.parametrize("action", ["stop", "pause"])

@@ -16,6 +16,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -45,6 +46,11 @@ than the default of ``resume_timeout_s``, which is how long a stop is waited for
 REQUEST_S = 30.0
 """How long the request to stop may take where SIGTERM has gone to the program that asks for it and to the script at
 once. It takes a second, and more where NATS has ended as well and is started again."""
+
+SIGTERM_S = 3.0
+"""How long SIGTERM may take to come to all processes of a run: a script may find that it has lost a peer before SIGTERM
+reaches it. Microseconds pass between two of them, and some tenths of a second where whoever sends them has to wait for
+a processor. A hold ends the wait, so only a peer that is lost without the end of a process is reported late."""
 
 LOOK_S = 1.0
 """Pause between two looks at the steps that peers have reported and at the checkpoints: short beside steps of a second
@@ -145,12 +151,28 @@ class _Rank:
         self._terminated = True
 
     def _awaited_stop(self, script: ScriptProcess) -> bool:
-        """Wait for the stop of the task if SIGTERM has ended the script before it; return whether it was waited for."""
-        if not self._terminated and not (self._leaves_sigterm and script.code == -signal.SIGTERM):
-            return False
+        """Wait for the stop of the task if SIGTERM has ended scripts before it; return whether to look again."""
+        if self._leaves_sigterm and script.code == -signal.SIGTERM:
+            self._terminated = True
+        elif self._leaves_sigterm and script.code and self._blames_peer(script, script.code):
+            until_s = time.monotonic() + SIGTERM_S
+            while not (self._terminated or self._is_asked()) and time.monotonic() < until_s:
+                self._link.wait_for_request(LOOK_AT_END_S, _never)
+        if not self._terminated:
+            return self._link.request != NOTHING
         self._terminated = self._leaves_sigterm = False  # it is waited for once
         self._link.wait_for_request(REQUEST_S, _never)
         return True
+
+    def _is_asked(self) -> bool:
+        return self._link.is_held() or self._link.request != NOTHING
+
+    def _end_of(self, script: ScriptProcess, code: int) -> ScriptEnd | None:
+        return read_end(code, script.tail, first=self._link.generation == 1 and self._step == 0)
+
+    def _blames_peer(self, script: ScriptProcess, code: int) -> bool:
+        end = self._end_of(script, code)
+        return end is not None and end.kind == "communication"
 
     def _resumed(self, configure: Configure) -> None:
         self._link.progress(self._step, "script")
@@ -195,8 +217,7 @@ class _Rank:
     def _failed(self, script: ScriptProcess, code: int) -> None:
         """Report the end of a script that is an error. Returns only where a peer is to blame: a hold will follow."""
         script.end(0.0)
-        end = read_end(code, script.tail, first=self._link.generation == 1 and self._step == 0)
-        if end is None:
+        if (end := self._end_of(script, code)) is None:
             _end_by(-code)
         self._raise(end)
         if end.kind != "communication":
