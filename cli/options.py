@@ -140,8 +140,7 @@ def moment(since: str | None) -> str | None:
         return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).isoformat()
     except (ValueError, OverflowError):
         problem = "must be like 90s, 10m, 3h, 2d, or a time like 2026-03-01T14:00"
-        text = f"--since: {since!r} {problem}"
-        raise InvalidInput(text, [{"field": "--since", "value": since, "problem": problem}]) from None
+        raise InvalidInput.of("--since", since, problem) from None
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -175,6 +174,5 @@ def checked_node(name: str) -> str:
     from shared.names import NAME_RULE, is_name
 
     if not is_name(name):
-        error = {"field": "NODE", "value": name, "problem": NAME_RULE}
-        raise InvalidInput(f"NODE: {name!r} {NAME_RULE}", [error])
+        raise InvalidInput.of("NODE", name, NAME_RULE)
     return name

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from cli.options import Format
 from shared.text import prefix_of
 
 if TYPE_CHECKING:
@@ -53,6 +54,13 @@ def _unbounded(wide: bool) -> bool:
 def print_json(value: Any) -> None:
     """Print one JSON document, indented."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def printed_json(value: Any, output: Format) -> bool:
+    """Print an answer as JSON if the user has asked for that; return whether it is printed."""
+    if output is Format.JSON:
+        print_json(value)
+    return output is Format.JSON
 
 
 def print_markdown(page: str) -> None:

@@ -35,7 +35,7 @@ own (``shared.events.codes``).
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class UnicronError(Exception):
@@ -74,6 +74,12 @@ class InvalidInput(UnicronError):
 
     def __init__(self, detail: str, errors: list[dict[str, Any]] | None = None) -> None:
         super().__init__(detail, errors=errors or [])
+
+    @classmethod
+    def of(cls, field: str, value: Any, problem: str, detail: str = "") -> Self:
+        """Return the error of one field. ``detail``: what is said; empty: field, value (unless None) and problem."""
+        given = "" if value is None else f"{value!r} "
+        return cls(detail or f"{field}: {given}{problem}", [{"field": field, "value": value, "problem": problem}])
 
 
 class Undecodable(InvalidInput):

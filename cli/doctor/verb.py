@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.options import Format, Output
-from cli.output import print_json, print_table
+from cli.output import print_table, printed_json
 from shared.errors import UnicronError
 
 if TYPE_CHECKING:
@@ -60,9 +60,7 @@ def doctor(
         return
     facts = asyncio.run(measure(settings, peer or [], state_bytes))
     found = findings(facts)
-    if output is Format.JSON:
-        print_json({"findings": [one._asdict() for one in found], "facts": facts.model_dump(mode="json")})
-    else:
+    if not printed_json({"findings": [one._asdict() for one in found], "facts": facts.model_dump(mode="json")}, output):
         print_table(("CHECK", "VERDICT", "FINDING"), ((one.check, one.verdict, one.finding) for one in found))
         advised = [(one.check, one.advice) for one in found if one.advice]
         if advised:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cli.options import Format, Output, Server
-from cli.output import print_json
+from cli.output import print_json, printed_json
 from shared.errors import InvalidInput
 
 
@@ -38,9 +38,7 @@ def open(
             return
         made = client.post("/v1/browser-links")
         url = f"{client.server.rstrip('/')}{made['path']}"
-    if output is Format.JSON:
-        print_json({"url": url, "expires_at": made["expires_at"]})
-    else:
+    if not printed_json({"url": url, "expires_at": made["expires_at"]}, output):
         print(url, flush=True)
     if browse and not webbrowser.open(url):
         print("unicron: no browser was found here; open the link yourself", file=sys.stderr)

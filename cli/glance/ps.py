@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cli.options import Format, Output, Server
-from cli.output import print_json, print_table, printable
+from cli.output import print_table, printable, printed_json
 from unicron_client.answers import step_of
 
 
@@ -29,8 +29,7 @@ def ps(
     with Client(server) as client:
         page = client.pages("/v1/tasks", {"state": state or None})
         control_plane = client.get(PATH) if output is not Format.JSON else {}
-    if output is Format.JSON:
-        print_json(page)
+    if printed_json(page, output):
         return
     rows = [
         (

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from cli.options import Format, Output, Server
-from cli.output import SHORT_ID, clock, print_json, print_table, printable
+from cli.output import SHORT_ID, clock, print_table, printable, printed_json
 
 PATH = "/v1/status"
 
@@ -36,9 +36,7 @@ def status(server: Server = None, output: Output = Format.TEXT) -> None:
     needed = any(one["needs_somebody"] for one in found["items"])
     states = dict(Counter(task["state"] for task in tasks))
     wide = output is Format.WIDE
-    if output is Format.JSON:
-        print_json({**found, "tasks": states, "needs_somebody": needed})
-    else:
+    if not printed_json({**found, "tasks": states, "needs_somebody": needed}, output):
         for line in _lines(found, states, None if wide else _NAMED):
             print(printable(line))
     if wide:

@@ -16,7 +16,7 @@ from cli.completion import incident_ids
 from cli.ids import id_path
 from cli.incidents.incident_show import kind_of, show, state_of
 from cli.options import Format, IncidentId, Output, Server, Since, moment
-from cli.output import clock, print_json, print_table, printable, seconds_between
+from cli.output import clock, print_table, printable, printed_json, seconds_between
 from shared.errors import InvalidInput
 
 
@@ -99,8 +99,7 @@ def incidents(
         page = client.pages("/v1/incidents", wanted, most=most if most is None else most + 1)
     older = most is not None and len(page["items"]) > most
     page["items"] = page["items"][:most]
-    if output is Format.JSON:
-        print_json(page)
+    if printed_json(page, output):
         return
     wide = output is Format.WIDE
     columns = [name for name in _COLUMNS if wide or name not in _WIDE]
@@ -143,8 +142,7 @@ def acknowledge_incident(incident: IncidentId, server: Server = None, output: Ou
         cause = any(one["key"] == incident for one in client.get("/v1/troubles")["items"])
         path = f"/v1/troubles/{incident}" if cause else id_path(client, "incident", incident)
         shown = client.post(f"{path}/acknowledge")
-    if output is Format.JSON:
-        print_json(shown)
+    if printed_json(shown, output):
         return
     by, at = (shown["by"], None) if cause else shown["acknowledged"].values()
     print(f"acknowledged by {printable(by)}{f' at {clock(at)}' if at else ''}")
@@ -162,7 +160,5 @@ def note_incident(
 
     with Client(server) as client:
         shown = client.post(f"{id_path(client, 'incident', incident)}/notes", {"text": words})
-    if output is Format.JSON:
-        print_json(shown)
-    else:
+    if not printed_json(shown, output):
         print(f"{shown['id']}: noted, {len(shown['notes'])} in all")

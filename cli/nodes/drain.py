@@ -8,7 +8,7 @@ from urllib.parse import quote
 import typer
 
 from cli.options import Format, NodeName, Output, Server
-from cli.output import print_json
+from cli.output import printed_json
 
 
 def cordon(
@@ -25,9 +25,7 @@ def cordon(
 
     with Client(server) as client:
         answer = client.post(f"/v1/nodes/{quote(node, safe='')}/cordon", {"reason": reason})
-    if output is Format.JSON:
-        print_json(answer)
-    else:
+    if not printed_json(answer, output):
         print(f"{answer['name']}: {answer['state']}")
 
 
@@ -58,8 +56,7 @@ def drain(
         if wait:
             answer = wait_until_drained(server, answer["name"])
             found = [client.get(f"/v1/tasks/{quote(name, safe='')}") for name in tasks]
-    if output is Format.JSON:
-        print_json(answer)
+    if printed_json(answer, output):
         return
     print(f"{answer['name']}: {answer['state']}")
     for task in found:

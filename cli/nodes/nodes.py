@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.options import Format, Output, Server
-from cli.output import clock, print_json, print_table
+from cli.output import clock, print_table, printed_json
 
 DEVICE_COLUMNS = ("TEMP", "BUSY", "MEMORY", "DRIVER")
 """What there is of devices alone, at the end of the table."""
@@ -29,8 +29,7 @@ def nodes(server: Server = None, detector: Detector = False, output: Output = Fo
             _show_limits(client.pages("/v1/limits"), output)
             return
         page = client.pages("/v1/nodes")
-    if output is Format.JSON:
-        print_json(page)
+    if printed_json(page, output):
         return
     _show_nodes(page["items"], wide=output is Format.WIDE)
 
@@ -96,8 +95,7 @@ def memory(used_bytes: int | None, all_bytes: int | None) -> str | None:
 
 
 def _show_limits(page: dict[str, Any], output: Format) -> None:
-    if output is Format.JSON:
-        print_json(page)
+    if printed_json(page, output):
         return
     rows = [
         (

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import typer
 
 from cli.options import Format, NodeName, Output, Server
-from cli.output import print_json
+from cli.output import printed_json
 
 app = typer.Typer(add_completion=False)
 
@@ -23,7 +23,5 @@ def return_node(node: NodeName, server: Server = None, output: Output = Format.T
 
     with Client(server) as client:
         answer = client.post(f"/v1/nodes/{quote(node, safe='')}/return", read_timeout_s=SELF_TEST_S)
-    if output is Format.JSON:
-        print_json(answer)
-    else:
+    if not printed_json(answer, output):
         print(f"{answer['name']}: {answer['state']}")

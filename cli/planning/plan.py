@@ -12,7 +12,7 @@ import typer.core
 
 from cli.ids import id_path
 from cli.options import Format, Output, PlanId, Server
-from cli.output import clock, print_fields, print_json, print_table, seconds_between
+from cli.output import clock, print_fields, print_table, printed_json, seconds_between
 from cli.planning.plan_throughput import throughput
 
 app = typer.Typer(help="Look at plans, or make one.", no_args_is_help=True, add_completion=False)
@@ -40,9 +40,7 @@ def solve(
     asked = parse_problem(_read(problem))
     with progress_bar("the plan is solved"):
         answer = solve_standalone(asked)
-    if output is Format.JSON:
-        print_json(answer.model_dump())
-    else:
+    if not printed_json(answer.model_dump(), output):
         _print(answer)
 
 
@@ -99,8 +97,7 @@ def list_plans(
 
     with Client(server) as client:
         page = client.pages("/v1/plans", {"task": task})
-    if output is Format.JSON:
-        print_json(page)
+    if printed_json(page, output):
         return
     rows = [
         (
@@ -130,8 +127,7 @@ def show_plan(
 
     with Client(server) as client:
         shown = client.get(id_path(client, "plan", plan))
-    if output is Format.JSON:
-        print_json(shown)
+    if printed_json(shown, output):
         return
     names = ("id", "trigger", "cause", "incident", "response", "state", "supersedes", "superseded_by", "tasks")
     print_fields([*((name, shown[name]) for name in names), ("decided_at", clock(shown["decided_at"]))])

@@ -86,9 +86,7 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow.parquet
     except ModuleNotFoundError:
         problem = "needs pyarrow, which is not installed: pip install 'unicron-cluster[parquet]' provides it"
-        raise InvalidInput(
-            f"-o: parquet {problem}", [{"field": "-o", "value": "parquet", "problem": problem}]
-        ) from None
+        raise InvalidInput.of("-o", "parquet", problem, f"-o: parquet {problem}") from None
     return pyarrow, pyarrow.parquet
 
 
@@ -118,7 +116,7 @@ def _renamed_when_whole(file: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
     except OSError as err:
         text = f"{str(file)!r} cannot be written: {err.strerror or err}"
-        raise InvalidInput(f"--output: {text}", [{"field": "--output", "value": str(file), "problem": text}]) from err
+        raise InvalidInput.of("--output", str(file), text, f"--output: {text}") from err
 
 
 if TYPE_CHECKING:
@@ -173,8 +171,7 @@ def export(
     if wanted is FileFormat.PARQUET:
         check_parquet()
         if file is None:
-            problem = "is needed for parquet, which is no text"
-            raise InvalidInput(f"--output: {problem}", [{"field": "--output", "value": None, "problem": problem}])
+            raise InvalidInput.of("--output", None, "is needed for parquet, which is no text")
     with Client(server) as client, counted(f"export of {what.value}") as count:
         columns, objects = _table(client, what, moment(since))
         table = rows(columns, count(objects))

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from cli.options import Format, Output, Server
-from cli.output import print_json, print_table
+from cli.output import print_table, printed_json
 from shared.errors import Conflict, InvalidInput
 
 Check = Annotated[bool, typer.Option("--check", help="Say what an upgrade to this program would do; change nothing.")]
@@ -45,9 +45,7 @@ def upgrade(check: Check = False, server: Server = None, output: Output = Format
     if status.get("versions") is None:
         raise Conflict("the cluster does not say its versions: it is of a version beside which this one does not work")
     verdicts = list(judged(status["versions"], own_versions(), status["checks"]))
-    if output is Format.JSON:
-        print_json({"verdicts": [verdict._asdict() for verdict in verdicts]})
-    else:
+    if not printed_json({"verdicts": [verdict._asdict() for verdict in verdicts]}, output):
         print_table(("PART", "RUNNING", "THIS", "UPGRADE", "DETAIL"), verdicts, wide=output is Format.WIDE)
     if any(verdict.how != SIDE_BY_SIDE for verdict in verdicts):
         raise typer.Exit(Conflict.exit_code)

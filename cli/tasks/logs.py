@@ -90,8 +90,7 @@ def _expression(pattern: str | None) -> re.Pattern[str] | None:
         return None if pattern is None else re.compile(pattern)
     except re.error as err:
         problem = f"must be a regular expression of Python: {err}"
-        text = f"--grep: {pattern!r} {problem}"
-        raise InvalidInput(text, [{"field": "--grep", "value": pattern, "problem": problem}]) from err
+        raise InvalidInput.of("--grep", pattern, problem) from err
 
 
 def _print(entry: Entry, *, named: bool, flush: bool) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import typer
 
 from cli.options import Format, Output, Server, TaskName
-from cli.output import print_json
+from cli.output import printed_json
 
 if TYPE_CHECKING:
     import httpx
@@ -48,9 +48,7 @@ def result(
     with Client(server) as client:
         digest = Download(client, f"/v1/tasks/{quote(task, safe='')}/result", target).run()
     size_bytes = target.stat().st_size
-    if output is Format.JSON:
-        print_json({"path": str(target), "size_bytes": size_bytes, "sha256": digest})
-    else:
+    if not printed_json({"path": str(target), "size_bytes": size_bytes, "sha256": digest}, output):
         print(f"{target}: {size_bytes} bytes, sha256 {digest}")
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cli.options import Format, Output, Server
-from cli.output import clock, print_json, print_table
+from cli.output import clock, print_table, printed_json
 
 
 def slow_workers(
@@ -24,8 +24,7 @@ def slow_workers(
 
     with Client(server) as client:
         page = client.pages("/v1/slow-workers", {"task": task})
-    if output is Format.JSON:
-        print_json(page)
+    if printed_json(page, output):
         return
     rows = [
         (

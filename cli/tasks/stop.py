@@ -9,7 +9,7 @@ from urllib.parse import quote
 import typer
 
 from cli.options import Format, Output, Server, TaskName
-from cli.output import print_json
+from cli.output import printed_json
 from unicron_client.answers import restarts_whole
 
 
@@ -32,9 +32,7 @@ def stop(
         answer = client.post(f"/v1/tasks/{quote(task, safe='')}/stop", {"lose_steps": discard})
         if wait:
             answer = wait_for_stop(server, answer["name"])
-    if output is Format.JSON:
-        print_json(answer)
-    else:
+    if not printed_json(answer, output):
         print(_outcome(answer) if wait else f"{answer['name']}: {answer['state']}")
     if wait and (answer["state"] == "failed" or answer["stop_refused"]):
         raise typer.Exit(1)
@@ -69,9 +67,7 @@ def kill(
             _confirm(client.get(path))
         asked = client.post(f"{path}/stop", {"lose_steps": True, "at_once": True})
         ended = wait_for_stop(server, asked["name"])
-    if output is Format.JSON:
-        print_json(ended)
-    else:
+    if not printed_json(ended, output):
         print(f"{ended['name']}: {ended['state']} at step {ended['step']}: {ended['reason']}")
 
 
@@ -97,8 +93,7 @@ def delete(task: TaskName, server: Server = None, output: Output = Format.TEXT) 
 
     with Client(server) as client:
         answer = client.request("DELETE", f"/v1/tasks/{quote(task, safe='')}")
-    if output is Format.JSON:
-        print_json(answer)
+    if printed_json(answer, output):
         return
     kept = f"; its checkpoint stays: {answer['checkpoint']}" if answer["checkpoint"] else ""
     print(f"{answer['name']}: deleted{kept}")
@@ -115,9 +110,7 @@ def resume(task: TaskName, server: Server = None, output: Output = Format.TEXT) 
 
     with Client(server) as client:
         answer = client.post(f"/v1/tasks/{quote(task, safe='')}/resume")
-    if output is Format.JSON:
-        print_json(answer)
-    else:
+    if not printed_json(answer, output):
         where = f"step {answer['step']}{', or from a newer copy in memory' if answer['copies_kept'] else ''}"
         if restarts_whole(answer["spec"]):
             where = "the script's own checkpoint"

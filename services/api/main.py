@@ -166,8 +166,7 @@ def check_exposure(settings: Settings) -> None:
 
 
 def _setting(field: str, value: object, problem: str) -> InvalidInput:
-    error = {"field": field, "value": str(value), "problem": problem}
-    return InvalidInput(f"settings refused: {field}: {problem} (given: {value})", [error])
+    return InvalidInput.of(field, str(value), problem, f"settings refused: {field}: {problem} (given: {value})")
 
 
 def write_port(run_dir: Path, port: int) -> None:

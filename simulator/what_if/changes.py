@@ -182,8 +182,7 @@ def refuse(key: str, value: str, problem: str, allowed: Collection[str], near: s
     said = f"{problem}; allowed are {', '.join(allowed)}" if allowed else problem
     if meant := _nearest(near, allowed):
         said += f"; did you mean {meant}?"
-    errors = [{"field": key, "value": value, "problem": said}]
-    raise InvalidInput(f"what-if: {key}: {said} (given: {value!r})", errors)
+    raise InvalidInput.of(key, value, said, f"what-if: {key}: {said} (given: {value!r})")
 
 
 def _nearest(near: str, allowed: Collection[str]) -> str:

@@ -18,6 +18,7 @@ from services.api.output.search import FileSearch, FoundFile
 from services.api.store.readers import ViewReader
 from services.api.store.tables import ATTEMPTS, TASKS
 from services.api.task_metrics.metric_store import Known, MetricStore, NewLines, file_key
+from shared.bus.cancellation import cancelled
 from shared.errors import NotFound, Unavailable
 from shared.messages.node_files import ListMetrics, ReadMetrics
 from shared.tasks.specification import ENDED, TaskState
@@ -100,9 +101,7 @@ class Collector:
     async def close(self) -> None:
         """End what is under way."""
         reading = [sources.reading for sources in self._tasks.values() if sources.reading is not None]
-        for one in reading:
-            one.cancel()
-        await asyncio.gather(*reading, return_exceptions=True)
+        await cancelled(*reading)
         await asyncio.gather(*(sources.search.close() for sources in self._tasks.values()))
         await asyncio.to_thread(self.store.close)
 
