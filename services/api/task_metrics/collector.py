@@ -76,7 +76,7 @@ class Collector:
 
     async def refresh(self, task: str) -> list[str]:
         """Read what is new of a task; return the nodes that did not answer, whose values may be missing."""
-        sources = self._tasks.setdefault(task, _Sources(self._search(task)))
+        sources = self._tasks.setdefault(task, _Sources(FileSearch(task, self._own, self._source, ListMetrics)))
         if sources.reading is None and time.monotonic() >= sources.due_s:
             sources.reading = asyncio.create_task(self._read_or_warn(task, sources))
         if sources.reading is not None:
@@ -104,9 +104,6 @@ class Collector:
         await cancelled(*reading)
         await asyncio.gather(*(sources.search.close() for sources in self._tasks.values()))
         await asyncio.to_thread(self.store.close)
-
-    def _search(self, task: str) -> FileSearch:
-        return FileSearch(task, self._own, self._source, ListMetrics)
 
     async def _read_or_warn(self, task: str, sources: _Sources) -> None:
         begun_s = time.monotonic()
