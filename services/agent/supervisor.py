@@ -250,8 +250,7 @@ class Supervisor:
         self._credential.close()
         self._inherited.record.close()
         for owned in (self._reports, self._inherited.reports, self._inherited.ranks, self._fork_servers):
-            if owned is not None:
-                owned.close()
+            owned.close()
 
     # ---- probes
 
