@@ -57,7 +57,6 @@ class ResultFile:
 class RangeNotSatisfiable(NotFound):
     """A range that begins behind the end of the file."""
 
-    code = "range-not-satisfiable"
     status = 416
 
 
