@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import types
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -68,9 +69,12 @@ class ProtocolError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """Base of all messages; ``name`` is the tag on the wire."""
+    """Base of all messages; ``name``: the tag on the wire, which is that of the class, as ``stop-refused``."""
 
     name: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        cls.name = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
@@ -162,7 +166,6 @@ class AskGroups(Message):
     The thread of the connection answers, which needs the GIL.
     """
 
-    name: ClassVar[str] = "ask-groups"
     request: int
     """Number of the request, which the answer repeats."""
 
@@ -171,7 +174,6 @@ class AskGroups(Message):
 class Groups(Message):
     """The answer to ``AskGroups``."""
 
-    name: ClassVar[str] = "groups"
     generation: int
     request: int
     groups: list[list[Any]] = field(default_factory=list)
@@ -184,7 +186,6 @@ class Groups(Message):
 class Identified(Message):
     """What the members of a generation have agreed to be. Rank 0 sends it if none of them had trained before."""
 
-    name: ClassVar[str] = "identified"
     generation: int
     rank: int
     step: int
@@ -196,7 +197,6 @@ class Identified(Message):
 class Checkpointed(Message):
     """A checkpoint of this generation is complete. Rank 0 sends it, once all ranks have written their files."""
 
-    name: ClassVar[str] = "checkpointed"
     generation: int
     step: int
     path: str
@@ -210,7 +210,6 @@ class CheckpointFailed(Message):
     that does not know the message drops it.
     """
 
-    name: ClassVar[str] = "checkpoint-failed"
     generation: int
     rank: int
     step: int
@@ -226,7 +225,6 @@ class CheckpointFailed(Message):
 class Copies(Message):
     """In-memory copies that a recovery would rely on are missing, or are there again. An older agent drops it."""
 
-    name: ClassVar[str] = "copies"
     generation: int
     rank: int
     step: int
@@ -242,7 +240,6 @@ class Finished(Message):
     A rank that runs a user's script sends the message twice: behind the last step, and at the end of the script.
     """
 
-    name: ClassVar[str] = "finished"
     generation: int
     rank: int
     step: int
@@ -257,7 +254,6 @@ class Finished(Message):
 class Hello(Message):
     """A process attaches to the agent."""
 
-    name: ClassVar[str] = "hello"
     version: int
     """The oldest version of the protocol that the process speaks."""
     task: str
@@ -274,7 +270,6 @@ class Hello(Message):
 class Progress(Message):
     """What a rank is doing; of the phases inside a step not every one is sent (``unicron.link.connection``)."""
 
-    name: ClassVar[str] = "progress"
     generation: int
     rank: int
     step: int
@@ -313,7 +308,6 @@ a rank runs a script that restarts whole; ``step`` is then the newest known of i
 class Held(Message):
     """The rank has left the broken step and waits for ``Configure``."""
 
-    name: ClassVar[str] = "held"
     generation: int
     step: int
     """Updates applied so far."""
@@ -323,7 +317,6 @@ class Held(Message):
 class Drained(Message):
     """The rank is at a step boundary and waits for ``Configure``."""
 
-    name: ClassVar[str] = "drained"
     generation: int
     step: int
     """Updates applied so far."""
@@ -333,7 +326,6 @@ class Drained(Message):
 class Resumed(Message):
     """The first step of a generation is done, or there was no step left to do."""
 
-    name: ClassVar[str] = "resumed"
     generation: int
     step: int
     """Updates applied so far."""
@@ -363,7 +355,6 @@ class Raised(Message):
     A process that refuses its task before it has joined a generation sends generation 0.
     """
 
-    name: ClassVar[str] = "raised"
     generation: int
     rank: int
     step: int
@@ -387,7 +378,6 @@ class Raised(Message):
 class Stopped(Message):
     """The rank has stopped at a step boundary as requested; the process then exits with 0."""
 
-    name: ClassVar[str] = "stopped"
     generation: int
     rank: int
     step: int
@@ -399,7 +389,6 @@ class Stopped(Message):
 class StopRefused(Message):
     """The state cannot be saved, so the task has not stopped as requested. All its ranks say so, and train on."""
 
-    name: ClassVar[str] = "stop-refused"
     generation: int
     rank: int
     step: int
@@ -411,7 +400,6 @@ class StopRefused(Message):
 class Configure(Message):
     """Join a generation."""
 
-    name: ClassVar[str] = "configure"
     generation: int
     stage: str
     """``interrupted``: the survivors finish the step that the fault broke; ``boundary``: start at a step boundary."""
@@ -454,7 +442,6 @@ class Hold(Message):
     A rank whose replica has lost no member computes the rest of its micro-batches first, in its replica's groups.
     """
 
-    name: ClassVar[str] = "hold"
     generation: int
     lost: list[str] = field(default_factory=list)
     """The workers whose ranks are lost; empty: it is not known who is, so all collectives are broken off."""
@@ -464,7 +451,6 @@ class Hold(Message):
 class Drain(Message):
     """Finish the step that all ranks agree on, answer ``Drained``, and wait."""
 
-    name: ClassVar[str] = "drain"
     generation: int
 
 
@@ -475,7 +461,6 @@ class Stop(Message):
     If the checkpoint cannot be written: answer ``StopRefused`` and go on, unless steps may be lost.
     """
 
-    name: ClassVar[str] = "stop"
     generation: int
     lose_steps: bool = False
     """Whether to stop also without a checkpoint."""
@@ -484,8 +469,6 @@ class Stop(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quit(Message):
     """Exit now, without a checkpoint."""
-
-    name: ClassVar[str] = "quit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -496,7 +479,6 @@ class Inject(Message):
     begins.
     """
 
-    name: ClassVar[str] = "inject"
     id: str
     kind: str
     argument: str = ""
@@ -507,15 +489,12 @@ class Inject(Message):
 class Incompatible(Message):
     """The agent and the process, which is to end, have no version of the protocol in common."""
 
-    name: ClassVar[str] = "incompatible"
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received(Message):
     """The oldest message without an answer is noted: neither the agent nor its successor needs it again."""
-
-    name: ClassVar[str] = "received"
 
 
 _OF_RANKS = (
