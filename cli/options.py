@@ -14,6 +14,7 @@ from cli.completion import fault_ids, incident_ids, node_names, plan_ids, task_n
 
 if TYPE_CHECKING:
     from shared.nats.key_directory import KeyDirectory
+    from unicron_client.resources import Client
 
 
 class Format(StrEnum):
@@ -119,6 +120,13 @@ PidFile = Annotated[
 
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def connected(server: str | None) -> Client:
+    """Return the client of a server. Its modules are loaded only here, so that ``--help`` of a verb is fast."""
+    from unicron_client.resources import Client
+
+    return Client(server)
 
 
 def moment(since: str | None) -> str | None:

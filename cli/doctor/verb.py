@@ -11,7 +11,7 @@ import typer
 
 from cli.options import Format, Output
 from cli.output import print_table, printed_json
-from shared.errors import UnicronError
+from shared.errors import InvalidInput, UnicronError
 
 if TYPE_CHECKING:
     from shared.settings.model import Settings
@@ -79,7 +79,6 @@ async def _listen(settings: Settings, bind: str) -> None:
     """
     from cli.doctor.between_nodes import Listener, address_of
     from cli.doctor.measuring import rank_pythons
-    from shared.errors import InvalidInput
 
     host, port = address_of(bind)
     stop = asyncio.Event()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cli.options import Format, Output, Server
+from cli.options import Format, Output, Server, connected
 from cli.output import print_json, printed_json
 from shared.errors import InvalidInput
 
@@ -25,13 +25,11 @@ def open(
     It can be opened once, within two minutes. The browser's session ends after twelve hours, with --revoke, or when the
     token is removed by which you use the server.
     """
-    from unicron_client.resources import Client
-
     if everybody and not revoke:
         raise InvalidInput("--everybody: goes with --revoke only")
     if browse and revoke:
         raise InvalidInput("--browse: does not go with --revoke, which makes no link")
-    with Client(server) as client:
+    with connected(server) as client:
         if revoke:
             answer = client.request("DELETE", "/v1/browser-sessions", params={"everybody": everybody})
             print_json(answer) if output is Format.JSON else print(f"ended: {answer['ended']}")

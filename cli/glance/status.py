@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from cli.options import Format, Output, Server
+from cli.options import Format, Output, Server, connected
 from cli.output import SHORT_ID, clock, print_table, printable, printed_json
 
 PATH = "/v1/status"
@@ -28,9 +28,7 @@ def status(server: Server = None, output: Output = Format.TEXT) -> None:
     Exit status: 0 if nothing needs somebody, 1 if a part does not work, an incident is stuck, a node is isolated, lost
     or unreachable, or a task has failed within a day or waits for its operator.
     """
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         found = client.get("/v1/troubles")
         tasks = client.pages("/v1/tasks", {"state": list(_GOING_ON)})["items"]
     needed = any(one["needs_somebody"] for one in found["items"])

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.options import Server
+from cli.options import Server, connected
 from cli.output import number, print_json, print_table
 
 _PARTS = (
@@ -80,10 +80,8 @@ def cost(
 
     Every allocated second of a worker has one kind; docs/costs.md defines them.
     """
-    from unicron_client.resources import Client
-
     asked = {"from": _utc(start), "to": _utc(end), "bucket": bucket.value if bucket is not None else None}
-    with Client(server) as client:
+    with connected(server) as client:
         costs = client.get("/v1/costs", asked)
     if output is CostFormat.JSON:
         print_json(costs)

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from cli.ids import id_path
-from cli.options import Format, IncidentId, Output, Server
+from cli.options import Format, IncidentId, Output, Server, connected
 from cli.output import clock, print_fields, print_json, print_table, printable, text
 
 _FAILURE_PARTS = ("detection_worker_s", "transition_worker_s", "recompute_worker_s", "sub_healthy_worker_s")
@@ -36,9 +36,7 @@ def show(
     What other answers would have cost is a model. The last lines are commands that show more. With -o json: the
     incident with the members headline, found, phases and decisions of its post-mortem.
     """
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         path = id_path(client, "incident", incident)
         shown = client.get(path)
         page = client.get(f"{path}/postmortem")

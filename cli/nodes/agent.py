@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import typer
 
-from cli.options import Format, NodeName, Output, Server, given
+from cli.options import Format, NodeName, Output, Server, connected, given
 from cli.output import printed_json
 from services.agent.machine import hardware
 from services.agent.machine.hardware import VISIBLE_VARIABLE
@@ -134,8 +134,6 @@ def agent(
         return
     if join is None:
         raise InvalidInput("--join is needed: FILE, which `unicron node add` has made for this node")
-    from cli.nodes.agent import run_agent
-
     run_agent(join, changes)
 
 
@@ -152,10 +150,9 @@ def restart(
     service.
     """
     from cli.waiting import wait_for_successor
-    from unicron_client.resources import Client
 
     begun_s = time.monotonic()
-    with Client(server) as client:
+    with connected(server) as client:
         before = client.post(f"/v1/nodes/{quote(node, safe='')}/agent/restart")
     after = wait_for_successor(server, before["name"], before["incarnation"], timeout_s)
     if after["incarnation"] == before["incarnation"]:

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from cli.options import Format, NodeName, Output, Server
+from cli.options import Format, NodeName, Output, Server, connected
 from cli.output import printed_json
 
 
@@ -21,9 +21,7 @@ def cordon(
 
     The cordon holds until `unicron return`, also when the node's agent is started again.
     """
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         answer = client.post(f"/v1/nodes/{quote(node, safe='')}/cordon", {"reason": reason})
     if not printed_json(answer, output):
         print(f"{answer['name']}: {answer['state']}")
@@ -46,10 +44,9 @@ def drain(
     The node takes no new work until `unicron return`, also when its agent is started again.
     """
     from cli.waiting import wait_until_drained
-    from unicron_client.resources import Client
 
     path = f"/v1/nodes/{quote(node, safe='')}"
-    with Client(server) as client:
+    with connected(server) as client:
         tasks = sorted({w["task"] for w in client.get(path)["workers"] if w["task"] is not None})
         answer = client.post(f"{path}/drain", {"reason": reason, "timeout_s": timeout_s})
         found: list[Any] = []

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.options import Format, Output, Server
+from cli.options import Format, Output, Server, connected
 from cli.output import clock, print_table, printed_json
 
 DEVICE_COLUMNS = ("TEMP", "BUSY", "MEMORY", "DRIVER")
@@ -22,9 +22,7 @@ Detector = Annotated[bool, typer.Option("--detector", help="The limits by which 
 
 def nodes(server: Server = None, detector: Detector = False, output: Output = Format.TEXT) -> None:
     """List nodes and their workers."""
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         if detector:
             _show_limits(client.pages("/v1/limits"), output)
             return

@@ -11,7 +11,7 @@ import typer
 import typer.core
 
 from cli.ids import id_path
-from cli.options import Format, Output, PlanId, Server
+from cli.options import Format, Output, PlanId, Server, connected
 from cli.output import clock, print_fields, print_table, printed_json, seconds_between
 from cli.planning.plan_throughput import throughput
 
@@ -93,9 +93,7 @@ def list_plans(
     output: Output = Format.TEXT,
 ) -> None:
     """List plans, the oldest first."""
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         page = client.pages("/v1/plans", {"task": task})
     if printed_json(page, output):
         return
@@ -123,9 +121,7 @@ def show_plan(
     output: Output = Format.TEXT,
 ) -> None:
     """Show a plan: its trigger, the change of each task, the rejected alternatives, and how far it has come."""
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         shown = client.get(id_path(client, "plan", plan))
     if printed_json(shown, output):
         return

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.interrupt import end_at_once
-from cli.options import Format, Output, Server, Since, moment
+from cli.options import Format, Output, Server, Since, connected, moment
 from cli.output import console, cropped, print_json_line, printed_json
 
 _HIDDEN = frozenset({"event_id", "schema_version", "type", "occurred_at"})
@@ -46,9 +46,7 @@ def events(
 
     With --follow -o json: one object a line.
     """
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         start = {"after": after, "last": last, "type": list(kinds or ()) or None, "since": moment(since)}
         if follow:
             _follow(client, start, output)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from cli.options import Format, Output, Server
+from cli.options import Format, Output, Server, connected
 from cli.output import print_table, printed_json
 from shared.errors import Conflict, InvalidInput
 
@@ -38,9 +38,7 @@ def upgrade(check: Check = False, server: Server = None, output: Output = Format
     """
     if not check:
         raise InvalidInput("upgrade: give --check; services and agents are upgraded by whoever runs them")
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         status = client.get("/v1/status")
     if status.get("versions") is None:
         raise Conflict("the cluster does not say its versions: it is of a version beside which this one does not work")

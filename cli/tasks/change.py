@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from cli.options import Format, Output, Server, TaskName
+from cli.options import Format, Output, Server, TaskName, connected
 from cli.output import number, printed_json
 
 ANY = "any"
@@ -28,10 +28,8 @@ def change(
 
     The planner divides the workers anew at once. What is not given stays.
     """
-    from unicron_client.resources import Client
-
     patch = merge_patch(weight, least, most)
-    with Client(server) as client:
+    with connected(server) as client:
         answer = client.request("PATCH", f"/v1/tasks/{quote(task, safe='')}", patch)
     if not printed_json(answer, output):
         limits = answer["spec"]["workers"]

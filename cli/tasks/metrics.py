@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import typer
 
-from cli.options import Format, Output, Server, TaskName
+from cli.options import Format, Output, Server, TaskName, connected
 from cli.output import print_table, printed_json
 from unicron_client.answers import step_of
 
@@ -50,9 +50,7 @@ def metrics(
     OF N: what submission N had by the same step. With METRICs the steps are those of the first one, and of the others
     the newest values by then are shown.
     """
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         shown = client.get(_path(task))
         number = shown["attempt"] if attempt is None else attempt
         answers = [_answer(client, task, one, names or []) for one in (number, against) if one is not None]

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import typer
 
-from cli.options import Format, Output, Server, TaskName
+from cli.options import Format, Output, Server, TaskName, connected
 from cli.output import printed_json
 
 if TYPE_CHECKING:
@@ -42,10 +42,8 @@ def result(
     They come from the node that wrote them. The file gets its name once it is complete and its SHA-256 is right; a
     download that broke off goes on when the command is repeated.
     """
-    from unicron_client.resources import Client
-
     target = file if file is not None else Path(f"{task}.safetensors")
-    with Client(server) as client:
+    with connected(server) as client:
         digest = Download(client, f"/v1/tasks/{quote(task, safe='')}/result", target).run()
     size_bytes = target.stat().st_size
     if not printed_json({"path": str(target), "size_bytes": size_bytes, "sha256": digest}, output):

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from cli.options import Format, Output, Server, TaskName
+from cli.options import Format, Output, Server, TaskName, connected
 from cli.output import clock, number, print_fields, print_table, printed_json
 from unicron_client.answers import restarts_whole, step_of
 
@@ -88,10 +88,9 @@ def show(
     """
     from cli.progress import eta
     from cli.tasks.notable import notable
-    from unicron_client.resources import Client
 
     path = f"/v1/tasks/{quote(task, safe='')}"
-    with Client(server) as client:
+    with connected(server) as client:
         if attempts:
             _print_attempts(client.pages(f"{path}/attempts"), output)
             return

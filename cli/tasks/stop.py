@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import typer
 
-from cli.options import Format, Output, Server, TaskName
+from cli.options import Format, Output, Server, TaskName, connected
 from cli.output import printed_json
 from unicron_client.answers import restarts_whole
 
@@ -26,9 +26,8 @@ def stop(
     stop, unless --discard is given: it trains on.
     """
     from cli.waiting import wait_for_stop
-    from unicron_client.resources import Client
 
-    with Client(server) as client:
+    with connected(server) as client:
         answer = client.post(f"/v1/tasks/{quote(task, safe='')}/stop", {"lose_steps": discard})
         if wait:
             answer = wait_for_stop(server, answer["name"])
@@ -59,9 +58,8 @@ def kill(
     On a terminal the command asks first.
     """
     from cli.waiting import wait_for_stop
-    from unicron_client.resources import Client
 
-    with Client(server) as client:
+    with connected(server) as client:
         path = f"/v1/tasks/{quote(task, safe='')}"
         if not yes and sys.stdin.isatty():
             _confirm(client.get(path))
@@ -89,9 +87,7 @@ def delete(task: TaskName, server: Server = None, output: Output = Format.TEXT) 
     Its events stay in the log, and its checkpoints and output where they are: a later submission of the name goes on
     from the newest checkpoint.
     """
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         answer = client.request("DELETE", f"/v1/tasks/{quote(task, safe='')}")
     if printed_json(answer, output):
         return
@@ -106,9 +102,7 @@ def resume(task: TaskName, server: Server = None, output: Output = Format.TEXT) 
     still have in memory count before the checkpoint, and where there is none. A task that waits after
     failures is tried again at once.
     """
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         answer = client.post(f"/v1/tasks/{quote(task, safe='')}/resume")
     if not printed_json(answer, output):
         where = f"step {answer['step']}{', or from a newer copy in memory' if answer['copies_kept'] else ''}"
