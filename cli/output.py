@@ -90,9 +90,9 @@ def print_table(
         columns: the headings.
         rows: a cell for each heading.
         empty: printed in place of no rows.
-        least: headings of columns that are left out where the lines are too short for all, these first; before them
-            any column without a value but the first. The last column, if that is text, takes several lines before any
-            is left out.
+        least: headings of columns that are left out, in this order, where the lines are too short for all. Columns
+            without any value are left out before these, except the first one. Before a column is left out, the cells of
+            the last one take several lines each, if they are text.
         ids: headings of columns of ids, which are cut to their beginnings before any column is left out: the beginning
             of an id is enough for other verbs (``cli/ids.py``).
         wide: print all columns, however long the lines are.

@@ -234,19 +234,9 @@ class ViewReader:
         document = self.connection.scalar(_NEXT_SOLVED, {"position": position})
         return None if document is None else _parsed(PLANS, document).decided_at
 
-    def page(
-        self,
-        kind: Kind[V],
-        *,
-        after: int = 0,
-        limit: int | None = None,
-        states: Sequence[str] = (),
-        task: str = "",
-        newest: bool = False,
-    ) -> list[V]:
-        """Return views in the order of their positions; the arguments are those of ``rows``."""
-        found = self.rows(kind, "document", after=after, limit=limit, states=states, task=task, newest=newest)
-        return [_parsed(kind, row.document) for row in found]
+    def page(self, kind: Kind[V], **part: Any) -> list[V]:
+        """Return views in the order of their positions; ``part``: the arguments of ``rows`` by name."""
+        return [_parsed(kind, row.document) for row in self.rows(kind, "document", **part)]
 
     def rows(
         self,
