@@ -19,6 +19,12 @@ _PIPE_COLUMNS = 10_000
 """Width where the output is no terminal: enough that no cell is ever cut."""
 
 
+FAILURE_PARTS = ("detection_worker_s", "transition_worker_s", "recompute_worker_s", "sub_healthy_worker_s")
+"""They add up to an incident's worker-seconds; a lost worker's are part of the sub-healthy ones."""
+
+COST_PARTS = (*FAILURE_PARTS, "lost_worker_s", "lost_flop")
+"""What an incident costs besides money, in the order in which it is shown."""
+
 _GAP = 2
 """Spaces between two columns."""
 
