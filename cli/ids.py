@@ -37,8 +37,7 @@ def _only(client: Client, kind: str, given: str) -> str | None:
     if len(ids) > 1:
         more = ", ..." if found["more"] else ""
         problem = f"is the beginning of several: {', '.join(ids)}{more}"
-        field = "PLAN" if kind == "plan" else "INCIDENT"  # as the verbs name the argument
-        raise InvalidInput(f"{field}: {given!r} {problem}", [{"field": field, "value": given, "problem": problem}])
+        raise InvalidInput.of("PLAN" if kind == "plan" else "INCIDENT", given, problem)
     return ids[0]
 
 

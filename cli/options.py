@@ -14,6 +14,7 @@ from cli.completion import fault_ids, incident_ids, node_names, plan_ids, task_n
 
 if TYPE_CHECKING:
     from shared.nats.key_directory import KeyDirectory
+    from unicron_client.resources import Client
 
 
 class Format(StrEnum):
@@ -121,6 +122,13 @@ PidFile = Annotated[
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
+def connected(server: str | None) -> Client:
+    """Return the client of a server. Its modules are loaded only here, so that ``--help`` of a verb is fast."""
+    from unicron_client.resources import Client
+
+    return Client(server)
+
+
 def moment(since: str | None) -> str | None:
     """Return the time that ``--since`` means, as the interface takes it; None: it was not given.
 
@@ -140,8 +148,7 @@ def moment(since: str | None) -> str | None:
         return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).isoformat()
     except (ValueError, OverflowError):
         problem = "must be like 90s, 10m, 3h, 2d, or a time like 2026-03-01T14:00"
-        text = f"--since: {since!r} {problem}"
-        raise InvalidInput(text, [{"field": "--since", "value": since, "problem": problem}]) from None
+        raise InvalidInput.of("--since", since, problem) from None
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -175,6 +182,5 @@ def checked_node(name: str) -> str:
     from shared.names import NAME_RULE, is_name
 
     if not is_name(name):
-        error = {"field": "NODE", "value": name, "problem": NAME_RULE}
-        raise InvalidInput(f"NODE: {name!r} {NAME_RULE}", [error])
+        raise InvalidInput.of("NODE", name, NAME_RULE)
     return name

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from cli.options import Format
 from shared.text import prefix_of
 
 if TYPE_CHECKING:
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 _PIPE_COLUMNS = 10_000
 """Width where the output is no terminal: enough that no cell is ever cut."""
 
+
+FAILURE_PARTS = ("detection_worker_s", "transition_worker_s", "recompute_worker_s", "sub_healthy_worker_s")
+"""They add up to an incident's worker-seconds; a lost worker's are part of the sub-healthy ones."""
+
+COST_PARTS = (*FAILURE_PARTS, "lost_worker_s", "lost_flop")
+"""What an incident costs besides money, in the order in which it is shown."""
 
 _GAP = 2
 """Spaces between two columns."""
@@ -55,6 +62,13 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def printed_json(value: Any, output: Format) -> bool:
+    """Print an answer as JSON if the user has asked for that; return whether it is printed."""
+    if output is Format.JSON:
+        print_json(value)
+    return output is Format.JSON
+
+
 def print_markdown(page: str) -> None:
     """Lay a page of Markdown out for the terminal."""
     from rich.markdown import Markdown
@@ -82,9 +96,9 @@ def print_table(
         columns: the headings.
         rows: a cell for each heading.
         empty: printed in place of no rows.
-        least: headings of columns that are left out where the lines are too short for all, these first; before them
-            any column without a value but the first. The last column, if that is text, takes several lines before any
-            is left out.
+        least: headings of columns that are left out, in this order, where the lines are too short for all. Columns
+            without any value are left out before these, except the first one. Before a column is left out, the cells of
+            the last one take several lines each, if they are text.
         ids: headings of columns of ids, which are cut to their beginnings before any column is left out: the beginning
             of an id is enough for other verbs (``cli/ids.py``).
         wide: print all columns, however long the lines are.

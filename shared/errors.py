@@ -35,18 +35,24 @@ own (``shared.events.codes``).
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import re
+from typing import Any, ClassVar, Self
 
 
 class UnicronError(Exception):
     """Base of all exceptions that the project raises for known conditions.
 
-    ``detail``: a sentence for people. ``extra``: further members of the problem document.
+    ``code``: the name of the class, as ``not-found``, unless the class says another. ``detail``: a sentence for people.
+    ``extra``: further members of the problem document.
     """
 
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
     exit_code: ClassVar[int] = 1
+
+    def __init_subclass__(cls) -> None:
+        if "code" not in vars(cls):
+            cls.code = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
 
     def __init__(self, detail: str, **extra: Any) -> None:
         super().__init__(detail)
@@ -68,18 +74,21 @@ class UnicronError(Exception):
 class InvalidInput(UnicronError):
     """Input that cannot be used. ``errors``: one ``{"field", "value", "problem"}`` for each field that is wrong."""
 
-    code = "invalid-input"
     status = 422
     exit_code = 2
 
     def __init__(self, detail: str, errors: list[dict[str, Any]] | None = None) -> None:
         super().__init__(detail, errors=errors or [])
 
+    @classmethod
+    def of(cls, field: str, value: Any, problem: str, detail: str = "") -> Self:
+        """Return the error of one field. ``detail``: what is said; empty: field, value (unless None) and problem."""
+        given = "" if value is None else f"{value!r} "
+        return cls(detail or f"{field}: {given}{problem}", [{"field": field, "value": value, "problem": problem}])
+
 
 class Undecodable(InvalidInput):
     """A message that this program cannot read. ``kind``, ``node``, ``command_id``: as the message says, if it does."""
-
-    code = "undecodable"
 
     def __init__(self, detail: str, *, kind: str = "", node: str = "", command_id: str = "") -> None:
         super().__init__(detail)
@@ -89,19 +98,14 @@ class Undecodable(InvalidInput):
 class UnreachableAddress(InvalidInput):
     """A node would advertise an address that other nodes of the cluster cannot reach: a loopback address."""
 
-    code = "unreachable-address"
-
 
 class NoDevice(InvalidInput):
     """Workers were to have devices that are not there, or only some of a node's workers have a device."""
-
-    code = "no-device"
 
 
 class Unauthenticated(UnicronError):
     """Nothing says who sends the request, or the token is not known."""
 
-    code = "unauthenticated"
     status = 401
     exit_code = 7
 
@@ -109,7 +113,6 @@ class Unauthenticated(UnicronError):
 class Forbidden(UnicronError):
     """Whoever sends the request may not do this."""
 
-    code = "forbidden"
     status = 403
     exit_code = 7
 
@@ -117,13 +120,10 @@ class Forbidden(UnicronError):
 class FaultsDisabled(Forbidden):
     """Faults may not be injected: the setting ``fault_injection`` is off."""
 
-    code = "faults-disabled"
-
 
 class NotFound(UnicronError):
     """The named object does not exist."""
 
-    code = "not-found"
     status = 404
     exit_code = 3
 
@@ -131,13 +131,10 @@ class NotFound(UnicronError):
 class Archived(NotFound):
     """Events were archived, and their segments are not where this program looks for them."""
 
-    code = "archived"
-
 
 class Conflict(UnicronError):
     """The request contradicts the present state."""
 
-    code = "conflict"
     status = 409
     exit_code = 4
 
@@ -145,50 +142,36 @@ class Conflict(UnicronError):
 class NameInUse(Conflict):
     """Another node agent, which is alive, has the node's name."""
 
-    code = "name-in-use"
-
 
 class LeaseLost(Conflict):
     """Another instance of this service has taken its lease, and decides in its place."""
-
-    code = "lease-lost"
 
 
 class VersionConflict(Conflict):
     """A stream has new events since it was read."""
 
-    code = "version-conflict"
-
 
 class NewerVersion(Conflict):
     """A newer version of the program wrote what was read, and this version cannot know what it means."""
-
-    code = "newer-version"
 
 
 class OlderVersion(Conflict):
     """An older version of the program wrote what was read, and this version does not read that any more."""
 
-    code = "older-version"
-
 
 class UnknownPolicy(Conflict):
     """A policy that this program does not know has decided a simulated history; no other decides in its place."""
-
-    code = "unknown-policy"
 
 
 class PreconditionFailed(Conflict):
     """What is to be changed is not as the client has read it. ``etag``: its present tag."""
 
-    code = "precondition-failed"
     status = 412
 
 
 class Unavailable(UnicronError):
     """A service, the bus or another part that is needed does not answer."""
 
-    code = "unavailable"
     status = 503
     exit_code = 5
 
@@ -196,28 +179,27 @@ class Unavailable(UnicronError):
 class Busy(Unavailable):
     """All clients together ask for more at once than this machine does."""
 
-    code = "busy"
-
 
 class TooManyRequests(Unavailable):
     """One client asks for more at once than its due."""
 
-    code = "too-many-requests"
     status = 429
 
 
 class TimeLimit(Unavailable):
     """What a client asks for takes longer than is allowed."""
 
-    code = "time-limit"
-
 
 class NoReceiver(Unavailable):
     """Nobody has subscribed to the subject of a request: the subscriber has ended, or is cut off from the bus."""
 
+    code = Unavailable.code
+
 
 class InvalidReply(Unavailable):
     """The reply to a request came, and this program cannot read it."""
+
+    code = Unavailable.code
 
 
 class AccessDenied(Unavailable):
@@ -226,24 +208,18 @@ class AccessDenied(Unavailable):
     A process that starts does not wait for it.
     """
 
-    code = "access-denied"
-
 
 class TimedOut(Unavailable):
     """A condition did not come true in time. Whoever waits raises it, and no server: its exit code is its own."""
 
-    code = "timed-out"
     exit_code = 8
 
 
 class AnswerLost(Unavailable):
     """A request that changes something was sent, and no answer came: it may be recorded. The client raises it."""
 
-    code = "answer-lost"
-
 
 class Corrupt(UnicronError):
     """Stored data fails its checks."""
 
-    code = "corrupt"
     exit_code = 6

@@ -117,12 +117,12 @@ def _with_nodes(trace: Trace, nodes: int | list[str] | None) -> Trace:
     if isinstance(nodes, list):
         if missing := [node for node in trace.nodes if node not in nodes]:
             problem = f"must have all nodes of the trace; {missing[0]} is missing"
-            raise InvalidInput(f"nodes: {problem}", [{"field": "nodes", "value": len(nodes), "problem": problem}])
+            raise InvalidInput.of("nodes", len(nodes), problem, f"nodes: {problem}")
         further = [node for node in nodes if node not in trace.nodes]
     else:
         if nodes < len(trace.nodes):
             problem = f"must be at least {len(trace.nodes)}, as many as the trace names"
-            raise InvalidInput(f"nodes: {nodes} {problem}", [{"field": "nodes", "value": nodes, "problem": problem}])
+            raise InvalidInput.of("nodes", nodes, problem)
         free = (name for name in generators.node_names(2 * nodes) if name not in trace.nodes)
         further = [next(free) for _ in range(nodes - len(trace.nodes))]
     all_nodes = (*trace.nodes[: trace.present], *further, *trace.nodes[trace.present :])

@@ -220,4 +220,4 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def _refused(name: str, value: str | None, problem: str) -> InvalidInput:
-    return InvalidInput(f"{name}: {value} {problem}", [{"field": name, "value": value, "problem": problem}])
+    return InvalidInput.of(name, value, problem, f"{name}: {value} {problem}")

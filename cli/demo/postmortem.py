@@ -7,8 +7,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from cli.demo.straggler import Straggler
+from cli.options import connected
 from cli.waiting import Record
-from unicron_client.resources import Client
 
 FOLDER = "postmortem"
 """Folder of the pages, below the run folder."""
@@ -28,7 +28,7 @@ def write_pages(server: str, incidents: list[Record], stragglers: list[Straggler
     pages = [(incident["kind"], f"/v1/incidents/{quote(incident['id'], safe='')}") for incident in incidents]
     pages += [("slow-worker", f"/v1/slow-workers/{quote(straggler.id, safe='')}") for straggler in stragglers]
     files = []
-    with Client(server) as client:
+    with connected(server) as client:
         for number, (name, path) in enumerate(pages, start=1):
             file = folder / f"{number}-{name}.html"
             file.write_text(client.text(f"{path}/postmortem", {"format": "html"}), encoding="utf-8")

@@ -35,6 +35,7 @@ from cli.stack.stack import Stack
 from cli.waiting import AT_STRENGTH, Record, WaitingClient
 from services.agent.machine.hardware import VISIBLE_VARIABLE
 from services.planner.replay.replay import verify
+from shared.bus.cancellation import cancelled
 from shared.errors import TimedOut, UnicronError
 from shared.events.plans import Trigger
 from shared.log.log import EventLog
@@ -237,8 +238,7 @@ class DemoRun:
                 except TimedOut as err:
                     raise TimedOut(f"{err.detail}; see {self._run_dir}/services and tasks") from err
                 finally:
-                    view.cancel()
-                    await asyncio.gather(view, return_exceptions=True)
+                    await cancelled(view)
                     self._processes.look()
         self._check_leftovers()
         self._check_replay()

@@ -28,8 +28,6 @@ FILE_COLUMNS = 160
 class DemoFailed(UnicronError):
     """A property that the demo promises does not hold."""
 
-    code = "demo-failed"
-
 
 class Format(StrEnum):
     """How the result is printed."""

@@ -11,6 +11,7 @@ import contextlib
 import json
 import socket
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 from cli.doctor.measured import Peer
@@ -116,42 +117,37 @@ async def measure(peer: str) -> Peer:
 
 async def _hello(host: str, port: int) -> tuple[dict[str, Any], float, float]:
     """Return what a peer says, the round trip, and how much its clock is ahead."""
-    reader, writer = await _opened(host, port)
-    try:
+    async with _opened(host, port) as (reader, writer):
         asked_at, asked_s = time.time(), time.perf_counter()
         writer.write(b"hello\n")
         said = json.loads(await _line(reader))
         round_trip_s = time.perf_counter() - asked_s
         return said, round_trip_s, float(said["at"]) - (asked_at + round_trip_s / 2)
-    finally:
-        writer.close()
 
 
 async def _sent(host: str, port: int) -> float:
-    reader, writer = await _opened(host, port)
-    try:
+    async with _opened(host, port) as (reader, writer):
         writer.write(b"take\n")
         await _send(writer)
         return float(json.loads(await _line(reader))["bytes_per_s"])
-    finally:
-        writer.close()
 
 
 async def _received(host: str, port: int) -> float:
-    reader, writer = await _opened(host, port)
-    try:
+    async with _opened(host, port) as (reader, writer):
         writer.write(b"give\n")
         async with asyncio.timeout(LIMIT_S):
             return await _receive(reader)
-    finally:
-        writer.close()
 
 
-async def _opened(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+@contextlib.asynccontextmanager
+async def _opened(host: str, port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     async with asyncio.timeout(LIMIT_S):
         reader, writer = await asyncio.open_connection(host, port)
-    writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return reader, writer
+    try:
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield reader, writer
+    finally:
+        writer.close()
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:

@@ -1,4 +1,4 @@
-"""What ``unicron doctor`` measures of a node. ``doctor_checks`` judges it, ``doctor_measuring`` collects it."""
+"""What ``unicron doctor`` measures of a node. ``checks.py`` judges it, ``measuring.py`` collects it."""
 
 from __future__ import annotations
 

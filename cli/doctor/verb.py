@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.options import Format, Output
-from cli.output import print_json, print_table
-from shared.errors import UnicronError
+from cli.output import print_table, printed_json
+from shared.errors import InvalidInput, UnicronError
 
 if TYPE_CHECKING:
     from shared.settings.model import Settings
@@ -60,9 +60,7 @@ def doctor(
         return
     facts = asyncio.run(measure(settings, peer or [], state_bytes))
     found = findings(facts)
-    if output is Format.JSON:
-        print_json({"findings": [one._asdict() for one in found], "facts": facts.model_dump(mode="json")})
-    else:
+    if not printed_json({"findings": [one._asdict() for one in found], "facts": facts.model_dump(mode="json")}, output):
         print_table(("CHECK", "VERDICT", "FINDING"), ((one.check, one.verdict, one.finding) for one in found))
         advised = [(one.check, one.advice) for one in found if one.advice]
         if advised:
@@ -81,7 +79,6 @@ async def _listen(settings: Settings, bind: str) -> None:
     """
     from cli.doctor.between_nodes import Listener, address_of
     from cli.doctor.measuring import rank_pythons
-    from shared.errors import InvalidInput
 
     host, port = address_of(bind)
     stop = asyncio.Event()

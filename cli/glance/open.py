@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from cli.options import Format, Output, Server
-from cli.output import print_json
+from cli.options import Format, Output, Server, connected
+from cli.output import print_json, printed_json
 from shared.errors import InvalidInput
 
 
@@ -25,22 +25,18 @@ def open(
     It can be opened once, within two minutes. The browser's session ends after twelve hours, with --revoke, or when the
     token is removed by which you use the server.
     """
-    from unicron_client.resources import Client
-
     if everybody and not revoke:
         raise InvalidInput("--everybody: goes with --revoke only")
     if browse and revoke:
         raise InvalidInput("--browse: does not go with --revoke, which makes no link")
-    with Client(server) as client:
+    with connected(server) as client:
         if revoke:
             answer = client.request("DELETE", "/v1/browser-sessions", params={"everybody": everybody})
             print_json(answer) if output is Format.JSON else print(f"ended: {answer['ended']}")
             return
         made = client.post("/v1/browser-links")
         url = f"{client.server.rstrip('/')}{made['path']}"
-    if output is Format.JSON:
-        print_json({"url": url, "expires_at": made["expires_at"]})
-    else:
+    if not printed_json({"url": url, "expires_at": made["expires_at"]}, output):
         print(url, flush=True)
     if browse and not webbrowser.open(url):
         print("unicron: no browser was found here; open the link yourself", file=sys.stderr)

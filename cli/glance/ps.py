@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from cli.options import Format, Output, Server
-from cli.output import print_json, print_table, printable
+from cli.options import Format, Output, Server, connected
+from cli.output import print_table, printable, printed_json
 from unicron_client.answers import step_of
 
 
@@ -24,13 +24,11 @@ def ps(
     from cli.glance.status import PATH, summary
     from cli.progress import eta
     from cli.tasks.notable import notable
-    from unicron_client.resources import Client
 
-    with Client(server) as client:
+    with connected(server) as client:
         page = client.pages("/v1/tasks", {"state": state or None})
         control_plane = client.get(PATH) if output is not Format.JSON else {}
-    if output is Format.JSON:
-        print_json(page)
+    if printed_json(page, output):
         return
     rows = [
         (

@@ -8,8 +8,8 @@ from typing import Any
 
 import typer
 
-from cli.options import Format, Output, Server
-from cli.output import SHORT_ID, clock, print_json, print_table, printable
+from cli.options import Format, Output, Server, connected
+from cli.output import SHORT_ID, clock, print_table, printable, printed_json
 
 PATH = "/v1/status"
 
@@ -28,17 +28,13 @@ def status(server: Server = None, output: Output = Format.TEXT) -> None:
     Exit status: 0 if nothing needs somebody, 1 if a part does not work, an incident is stuck, a node is isolated, lost
     or unreachable, or a task has failed within a day or waits for its operator.
     """
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         found = client.get("/v1/troubles")
         tasks = client.pages("/v1/tasks", {"state": list(_GOING_ON)})["items"]
     needed = any(one["needs_somebody"] for one in found["items"])
     states = dict(Counter(task["state"] for task in tasks))
     wide = output is Format.WIDE
-    if output is Format.JSON:
-        print_json({**found, "tasks": states, "needs_somebody": needed})
-    else:
+    if not printed_json({**found, "tasks": states, "needs_somebody": needed}, output):
         for line in _lines(found, states, None if wide else _NAMED):
             print(printable(line))
     if wide:

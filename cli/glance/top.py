@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.options import Format, Output, Server
+from cli.options import Format, Output, Server, connected
 from cli.output import console, print_json
 
 if TYPE_CHECKING:
@@ -37,9 +37,8 @@ def top(
     is no terminal, one frame is printed with all rows.
     """
     from cli.glance.top_look import look
-    from unicron_client.resources import Client
 
-    with Client(server) as client:
+    with connected(server) as client:
         if output is Format.JSON:
             print_json(vars(look(client)))
         elif once or not sys.stdout.isatty():

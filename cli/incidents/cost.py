@@ -10,17 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.options import Server
-from cli.output import number, print_json, print_table
+from cli.options import Server, connected
+from cli.output import COST_PARTS, number, print_json, print_table
 
-_PARTS = (
-    "detection_worker_s",
-    "transition_worker_s",
-    "recompute_worker_s",
-    "sub_healthy_worker_s",
-    "lost_worker_s",
-    "lost_flop",
-)
 _PART_COLUMNS = ("DETECTION", "TRANSITION", "RECOMPUTE", "SUB-HEALTHY", "OF IT LOST", "LOST WEIGHTED FLOP")
 _SERVICE = ("availability", "goodput_fraction", "waf_fraction")
 _TIME_FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
@@ -80,10 +72,8 @@ def cost(
 
     Every allocated second of a worker has one kind; docs/costs.md defines them.
     """
-    from unicron_client.resources import Client
-
     asked = {"from": _utc(start), "to": _utc(end), "bucket": bucket.value if bucket is not None else None}
-    with Client(server) as client:
+    with connected(server) as client:
         costs = client.get("/v1/costs", asked)
     if output is CostFormat.JSON:
         print_json(costs)
@@ -132,7 +122,7 @@ def _print_text(costs: dict[str, Any], by: Dimension | None, *, wide: bool) -> N
         goodput, ettr = _percent(row["goodput_fraction"]), _percent(row.get("ettr"))
         times = (row["worker_s"], row["training_worker_s"], row["planned_worker_s"])
         prices = (row["money"], row["failure_money"])
-        rows.append((row["task"], *times, *(row[p] for p in _PARTS), row["weighted_flop"], goodput, ettr, *prices))
+        rows.append((row["task"], *times, *(row[p] for p in COST_PARTS), row["weighted_flop"], goodput, ettr, *prices))
     columns = ("TASK", "WORKER-S", "TRAINING", "PLANNED", *_PART_COLUMNS, "WEIGHTED FLOP", "GOODPUT", "ETTR")
     least = ("ETTR", "OF IT LOST", *_PART_COLUMNS, "PLANNED", f"FAILURES {currency}", "WEIGHTED FLOP")
     print_table((*columns, currency, f"FAILURES {currency}"), rows, empty="no tasks", least=least, wide=wide)
@@ -142,7 +132,7 @@ def _print_text(costs: dict[str, Any], by: Dimension | None, *, wide: bool) -> N
             row["incident"],
             row["kind"],
             row["severity"],
-            *(row[part] for part in _PARTS),
+            *(row[part] for part in COST_PARTS),
             row["failure_money"],
             list(row["failed_tasks"]),
         )

@@ -8,16 +8,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from cli.ids import id_path
-from cli.options import Format, IncidentId, Output, Server
-from cli.output import clock, print_fields, print_json, print_table, printable, text
-
-_FAILURE_PARTS = ("detection_worker_s", "transition_worker_s", "recompute_worker_s", "sub_healthy_worker_s")
-"""They add up to the incident's worker-seconds; a lost worker's are part of the sub-healthy ones."""
+from cli.options import Format, IncidentId, Output, Server, connected
+from cli.output import COST_PARTS, FAILURE_PARTS, clock, print_fields, print_json, print_table, printable, text
 
 _PLANS = 3
 """Plans of which the command is printed, the newest: a failure that came again and again has many."""
 
-_COSTS = (*_FAILURE_PARTS, "lost_worker_s", "lost_flop", "failure_money")
 
 _FIELDS = ("class", "advice", "error", "detail", "exit", "parameter", "micro_batch", "stalled_s", "limit_s")
 """Entries that are one value, in the order in which they are printed."""
@@ -36,9 +32,7 @@ def show(
     What other answers would have cost is a model. The last lines are commands that show more. With -o json: the
     incident with the members headline, found, phases and decisions of its post-mortem.
     """
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         path = id_path(client, "incident", incident)
         shown = client.get(path)
         page = client.get(f"{path}/postmortem")
@@ -79,7 +73,7 @@ def _print_facts(shown: dict[str, Any], currency: str) -> None:
     given = [datetime.fromisoformat(shown[name]) for name in times if shown[name] is not None]
     close = max(given) - min(given) < timedelta(minutes=1)
     answer = ("response", "plans", "state_source", "steps_recomputed")
-    money = [(f"cost.{name}", shown["cost"][name]) for name in _COSTS]
+    money = [(f"cost.{name}", shown["cost"][name]) for name in (*COST_PARTS, "failure_money")]
     print_fields(
         [
             *((name, shown[name]) for name in names),
@@ -168,7 +162,7 @@ def print_observations(shown: dict[str, Any], *, wide: bool) -> None:
 def _print_answers(shown: dict[str, Any], *, wide: bool) -> None:
     """Print the cost as measured, and apart from it what models say of other answers."""
     cost = shown["cost"]
-    failure_s = sum(cost[name] for name in _FAILURE_PARTS)
+    failure_s = sum(cost[name] for name in FAILURE_PARTS)
     rows = [("as it was (from the log)", failure_s, cost["lost_flop"])]
     rows += [(f"{one['answer']} (model)", one["worker_s"], one["lost_flop"]) for one in shown["counterfactuals"]]
     print()

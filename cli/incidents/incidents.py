@@ -15,8 +15,8 @@ import typer.core
 from cli.completion import incident_ids
 from cli.ids import id_path
 from cli.incidents.incident_show import kind_of, show, state_of
-from cli.options import Format, IncidentId, Output, Server, Since, moment
-from cli.output import clock, print_json, print_table, printable, seconds_between
+from cli.options import Format, IncidentId, Output, Server, Since, connected, moment
+from cli.output import clock, print_table, printable, printed_json, seconds_between
 from shared.errors import InvalidInput
 
 
@@ -91,16 +91,13 @@ def incidents(
         return
     if every and last is not None:
         raise InvalidInput("--all: does not go with --last")
-    from unicron_client.resources import Client
-
     most = None if every else _NEWEST if last is None else last
-    with Client(server) as client:
+    with connected(server) as client:
         wanted = {"task": task, "state": state.value if state else None, "since": moment(since), "order": "newest"}
         page = client.pages("/v1/incidents", wanted, most=most if most is None else most + 1)
     older = most is not None and len(page["items"]) > most
     page["items"] = page["items"][:most]
-    if output is Format.JSON:
-        print_json(page)
+    if printed_json(page, output):
         return
     wide = output is Format.WIDE
     columns = [name for name in _COLUMNS if wide or name not in _WIDE]
@@ -137,14 +134,11 @@ def acknowledge_incident(incident: IncidentId, server: Server = None, output: Ou
 
     The latter holds until the cause is no more.
     """
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         cause = any(one["key"] == incident for one in client.get("/v1/troubles")["items"])
         path = f"/v1/troubles/{incident}" if cause else id_path(client, "incident", incident)
         shown = client.post(f"{path}/acknowledge")
-    if output is Format.JSON:
-        print_json(shown)
+    if printed_json(shown, output):
         return
     by, at = (shown["by"], None) if cause else shown["acknowledged"].values()
     print(f"acknowledged by {printable(by)}{f' at {clock(at)}' if at else ''}")
@@ -158,11 +152,7 @@ def note_incident(
     output: Output = Format.TEXT,
 ) -> None:
     """Add a note to an incident."""
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         shown = client.post(f"{id_path(client, 'incident', incident)}/notes", {"text": words})
-    if output is Format.JSON:
-        print_json(shown)
-    else:
+    if not printed_json(shown, output):
         print(f"{shown['id']}: noted, {len(shown['notes'])} in all")

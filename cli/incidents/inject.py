@@ -8,7 +8,7 @@ from urllib.parse import quote
 import typer
 
 from cli.completion import task_or_node_names
-from cli.options import Format, Output, Server
+from cli.options import Format, Output, Server, connected
 from cli.output import print_json
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ def inject(
     """
     from shared.errors import NotFound
     from shared.messages.injection import parse, refusal
-    from unicron_client.resources import Client
 
     found = parse(fault)
     if found.of_rank and rank is None:
@@ -51,7 +50,7 @@ def inject(
     if not found.of_rank and (rank is not None or step is not None):
         raise refusal("--rank, --step", rank if step is None else step, f"{found.kind} strikes a node, at once")
     body = {"fault": fault, "rank": rank, "step": step} if found.of_rank else {"fault": fault}
-    with Client(server) as client:
+    with connected(server) as client:
         try:
             answer = client.post(f"/v1/{'tasks' if found.of_rank else 'nodes'}/{quote(name, safe='')}/faults", body)
         except NotFound as err:
@@ -72,11 +71,10 @@ def inject(
 def _rank_is_missing(name: str, kind: str, server: str | None) -> str:
     """Return what is wrong with a fault of a rank without a rank; also that NAME is a node, if the server says so."""
     from shared.errors import UnicronError
-    from unicron_client.resources import Client
 
     what = f"{kind} strikes a rank of a task: give the task, and --rank"
     try:
-        with Client(server) as client:
+        with connected(server) as client:
             of_node = _is_there(client, "nodes", name) and not _is_there(client, "tasks", name)
     except UnicronError:
         return what

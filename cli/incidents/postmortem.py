@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from cli.ids import postmortem_path
-from cli.options import FaultId, Server
+from cli.options import FaultId, Server, connected
 from cli.output import print_json, print_markdown
 from shared.errors import InvalidInput
 
@@ -42,9 +42,7 @@ def postmortem(
     INCIDENT: the id of an incident, or of a slow worker, which is no incident. The name of a worker, such as n1/0,
     stands for the newest time that it was slow.
     """
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         path = postmortem_path(client, fault)
         if output is PageFormat.JSON and file is None:
             print_json(client.get(path))

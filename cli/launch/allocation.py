@@ -43,10 +43,7 @@ def allocation_of(environment: Mapping[str, str]) -> Allocation | None:
     nodes = _number(environment, "SLURM_STEP_NUM_NODES")
     if tasks != nodes:
         problem = f"must be one on each node: srun --ntasks-per-node 1 (given: {tasks} on {nodes} nodes)"
-        raise InvalidInput(
-            f"the processes of `unicron run` {problem}",
-            [{"field": "SLURM_STEP_NUM_TASKS", "value": tasks, "problem": problem}],
-        )
+        raise InvalidInput.of("SLURM_STEP_NUM_TASKS", tasks, problem, f"the processes of `unicron run` {problem}")
     # A job that was requeued has the same number, and counts its steps anew.
     restarts = _number(environment, "SLURM_RESTART_COUNT", "0")
     name = f"{_number(environment, JOB)}.{_number(environment, 'SLURM_STEP_ID')}-{restarts}"
@@ -94,4 +91,4 @@ def _given(environment: Mapping[str, str], variable: str, default: str | None = 
 
 
 def _refused(variable: str, value: str | None, problem: str) -> InvalidInput:
-    return InvalidInput(f"{variable} {problem}", [{"field": variable, "value": value, "problem": problem}])
+    return InvalidInput.of(variable, value, problem, f"{variable} {problem}")

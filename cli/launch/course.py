@@ -24,6 +24,7 @@ from cli.stack.meeting import Meeting
 from cli.stack.run_directory import DEMO_MARKER
 from cli.stack.stack import Stack
 from cli.waiting import Record, WaitingClient
+from shared.bus.cancellation import cancelled
 from shared.errors import Conflict, InvalidInput, Unavailable, UnicronError
 from shared.tasks.refusals import why_not_healed
 from shared.tasks.specification import TaskSpec
@@ -101,8 +102,7 @@ async def course(launched: Launched) -> Course:
         try:
             return Course(*await _run_embedded(launched, interrupts), interrupts.at_limit)
         finally:
-            limit.cancel()
-            await asyncio.gather(limit, return_exceptions=True)
+            await cancelled(limit)
 
 
 async def _run_embedded(launched: Launched, interrupts: Interrupts) -> tuple[Ending | None, bool]:
@@ -113,8 +113,7 @@ async def _run_embedded(launched: Launched, interrupts: Interrupts) -> tuple[End
         following = asyncio.create_task(_run(launched, stack.url, interrupts))
         await _first(following, stack.failed)
         if not following.done():
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+            await cancelled(following)
             raise stack.failed.result()
         return await following
 
@@ -143,8 +142,7 @@ async def _embedded(launched: Launched, interrupts: Interrupts) -> AsyncIterator
         else:
             yield None
     finally:
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
+        await cancelled(starting)
         await stack.stop()
 
 
@@ -182,9 +180,7 @@ async def _follow(launched: Launched, url: str, interrupts: Interrupts) -> tuple
             else:
                 left = await _interrupted(client, name, launched, interrupts, output)
         finally:
-            for one in (output, waits, faults):
-                one.cancel()
-            await asyncio.gather(output, waits, faults, return_exceptions=True)
+            await cancelled(output, waits, faults)
     ending = await asyncio.to_thread(_ending, url, name, launched if embedded else None)
     if embedded and ending.task["result"] is not None:
         say(f"parameters: {ending.task['result']['parameters_path']}")

@@ -118,4 +118,4 @@ def _of_family(name: str) -> bool:
 
 
 def _refused(name: str, problem: str) -> InvalidInput:
-    return InvalidInput(f"--env: {name!r} {problem}", [{"field": "--env", "value": name, "problem": problem}])
+    return InvalidInput.of("--env", name, problem)

@@ -46,12 +46,10 @@ def place_of(server: str | None, run_dir: Path | None, allocation: Allocation | 
     if server is not None:
         if allocation is not None:
             problem = f"has one process submit a task, and srun has started {allocation.nodes}: srun --ntasks 1"
-            error = {"field": "--server", "value": server, "problem": problem}
-            raise InvalidInput(f"--server, UNICRON_SERVER: {server!r} {problem}", [error])
+            raise InvalidInput.of("--server", server, problem, f"--server, UNICRON_SERVER: {server!r} {problem}")
         if run_dir is not None:
             problem = "is of an embedded stack, and --server or UNICRON_SERVER names a cluster"
-            error = {"field": "--run-dir", "value": str(run_dir), "problem": problem}
-            raise InvalidInput(f"--run-dir: {str(run_dir)!r} {problem}", [error])
+            raise InvalidInput.of("--run-dir", str(run_dir), problem)
         return Place(server, DEFAULT_RUN_DIR, f"runs on the cluster of {server}")
     folder = run_dir or DEFAULT_RUN_DIR
     if allocation is not None:
@@ -93,14 +91,11 @@ def division(there: Devices, wanted: Device, workers: int, nodes: int = 1) -> Di
     """
     if workers % nodes:
         problem = f"must be a multiple of {nodes}, the nodes of this srun"
-        error = {"field": "--workers", "value": workers, "problem": problem}
-        raise InvalidInput(f"--workers: {workers} {problem}", [error])
+        raise InvalidInput.of("--workers", workers, problem)
     workers //= nodes
     if workers > MOST:
         problem = f"must be at most {MOST} on one machine; --server names a cluster"
-        raise InvalidInput(
-            f"--workers: {workers} {problem}", [{"field": "--workers", "value": workers, "problem": problem}]
-        )
+        raise InvalidInput.of("--workers", workers, problem)
     if wanted is Device.AUTO and there.entries:
         wanted = Device.CUDA
     return divide(there, wanted, 1, workers, who="the task")

@@ -280,8 +280,7 @@ def _launched(found: Checked, options: _Options, base: Mapping[str, Any], meetin
         return _specified(found, Given(name, count, {**travelling.env, **here}, base), where, on_interrupt, shipped)
     if on_interrupt is OnInterrupt.LEAVE:
         problem = "needs a cluster (--server): an embedded stack ends with its run. Allowed: stop, ask"
-        error = {"field": "--on-interrupt", "value": on_interrupt.value, "problem": problem}
-        raise InvalidInput(f"--on-interrupt: 'leave' {problem}", [error])
+        raise InvalidInput.of("--on-interrupt", on_interrupt.value, problem, f"--on-interrupt: 'leave' {problem}")
     environment.check_named(env, os.environ)
     there, nodes = place.devices_of(launch.environment, options.device), 1 if meeting is None else meeting.nodes
     count = count or nodes * (min(len(there.entries), MOST) or 1)

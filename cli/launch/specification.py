@@ -223,7 +223,7 @@ def _workers(found: Checked, given: Given, *, restart: bool) -> dict[str, Any]:
         return {"min": least, **base} | ({} if given.workers is None else {"max": given.workers})
     if (count := given.workers) is None:
         problem = "must be given: nothing says how many processes this script has, which restarts as a whole"
-        raise InvalidInput(f"--workers: {problem}", [{"field": "--workers", "value": None, "problem": problem}])
+        raise InvalidInput.of("--workers", None, problem)
     return {"min": count, "max": count}
 
 
@@ -260,4 +260,4 @@ def _check_complete(found: Checked, spec: Mapping[str, Any]) -> None:
 
 
 def _refused(field: str, value: object, problem: str) -> InvalidInput:
-    return InvalidInput(f"{field}: {value!r} {problem}", [{"field": field, "value": value, "problem": problem}])
+    return InvalidInput.of(field, value, problem)

@@ -16,8 +16,8 @@ from urllib.parse import quote
 
 import typer
 
-from cli.options import Format, NodeName, Output, Server, given
-from cli.output import print_json
+from cli.options import Format, NodeName, Output, Server, connected, given
+from cli.output import printed_json
 from services.agent.machine import hardware
 from services.agent.machine.hardware import VISIBLE_VARIABLE
 from shared.bus import credentials
@@ -102,7 +102,7 @@ def _workers(settings: Settings) -> dict[str, int]:
 
 
 def _refused(file: Path, problem: str) -> InvalidInput:
-    return InvalidInput(f"--join: {file} {problem}", [{"field": "--join", "value": str(file), "problem": problem}])
+    return InvalidInput.of("--join", str(file), problem, f"--join: {file} {problem}")
 
 
 @app.callback(invoke_without_command=True)
@@ -134,8 +134,6 @@ def agent(
         return
     if join is None:
         raise InvalidInput("--join is needed: FILE, which `unicron node add` has made for this node")
-    from cli.nodes.agent import run_agent
-
     run_agent(join, changes)
 
 
@@ -152,16 +150,14 @@ def restart(
     service.
     """
     from cli.waiting import wait_for_successor
-    from unicron_client.resources import Client
 
     begun_s = time.monotonic()
-    with Client(server) as client:
+    with connected(server) as client:
         before = client.post(f"/v1/nodes/{quote(node, safe='')}/agent/restart")
     after = wait_for_successor(server, before["name"], before["incarnation"], timeout_s)
     if after["incarnation"] == before["incarnation"]:
         raise Conflict(f"node {node!r} is {after['state']}: {after['reason']}", state=after["state"])
-    if output is Format.JSON:
-        print_json(after)
+    if printed_json(after, output):
         return
     ranks = sum(worker["task"] is not None for worker in after["workers"])
     taken_s = time.monotonic() - begun_s

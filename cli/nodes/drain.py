@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import typer
 
-from cli.options import Format, NodeName, Output, Server
-from cli.output import print_json
+from cli.options import Format, NodeName, Output, Server, connected
+from cli.output import printed_json
 
 
 def cordon(
@@ -21,13 +21,9 @@ def cordon(
 
     The cordon holds until `unicron return`, also when the node's agent is started again.
     """
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         answer = client.post(f"/v1/nodes/{quote(node, safe='')}/cordon", {"reason": reason})
-    if output is Format.JSON:
-        print_json(answer)
-    else:
+    if not printed_json(answer, output):
         print(f"{answer['name']}: {answer['state']}")
 
 
@@ -48,18 +44,16 @@ def drain(
     The node takes no new work until `unicron return`, also when its agent is started again.
     """
     from cli.waiting import wait_until_drained
-    from unicron_client.resources import Client
 
     path = f"/v1/nodes/{quote(node, safe='')}"
-    with Client(server) as client:
+    with connected(server) as client:
         tasks = sorted({w["task"] for w in client.get(path)["workers"] if w["task"] is not None})
         answer = client.post(f"{path}/drain", {"reason": reason, "timeout_s": timeout_s})
         found: list[Any] = []
         if wait:
             answer = wait_until_drained(server, answer["name"])
             found = [client.get(f"/v1/tasks/{quote(name, safe='')}") for name in tasks]
-    if output is Format.JSON:
-        print_json(answer)
+    if printed_json(answer, output):
         return
     print(f"{answer['name']}: {answer['state']}")
     for task in found:

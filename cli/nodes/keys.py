@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cli.options import Format, KeyPlace, Output, PidFile, checked_node, key_directory, tell_reload
-from cli.output import print_json
+from cli.output import print_json, printed_json
 from shared.bus.identities import SERVICES, node_identity
 from shared.errors import InvalidInput
 from shared.model import utc_now
@@ -70,13 +70,7 @@ def tls(
     """
     directory = key_directory(keys)
     if mounted is not None and not mounted.is_absolute():
-        problem = "must be an absolute path"
-        raise InvalidInput(
-            f"--mounted: {str(mounted)!r} {problem}",
-            [{"field": "--mounted", "value": str(mounted), "problem": problem}],
-        )
+        raise InvalidInput.of("--mounted", str(mounted), "must be an absolute path")
     directory.certify(names, utc_now(), mounted)
-    if output is Format.JSON:
-        print_json({"ca": str((directory.path / "ca.pem").resolve()), "names": names})
-    else:
+    if not printed_json({"ca": str((directory.path / "ca.pem").resolve()), "names": names}, output):
         print("start NATS again, then the services, and copy the credentials of nodes")

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from cli.options import Format, KeyPlace, NodeName, Output, PidFile, checked_node, key_directory, tell_reload
-from cli.output import print_json
+from cli.output import print_json, printed_json
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -27,9 +27,7 @@ def add(name: NodeName, keys: KeyPlace = None, pid_file: PidFile = None, output:
     directory = key_directory(keys)
     path: Path = directory.add_node(checked_node(name)).resolve()
     reloaded = tell_reload(directory, pid_file)
-    if output is Format.JSON:
-        print_json({"node": name, "credential": str(path), "reloaded": reloaded})
-    else:
+    if not printed_json({"node": name, "credential": str(path), "reloaded": reloaded}, output):
         print(path)
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.options import Format, Output, Server
-from cli.output import clock, print_json, print_table
+from cli.options import Format, Output, Server, connected
+from cli.output import clock, print_table, printed_json
 
 DEVICE_COLUMNS = ("TEMP", "BUSY", "MEMORY", "DRIVER")
 """What there is of devices alone, at the end of the table."""
@@ -22,15 +22,12 @@ Detector = Annotated[bool, typer.Option("--detector", help="The limits by which 
 
 def nodes(server: Server = None, detector: Detector = False, output: Output = Format.TEXT) -> None:
     """List nodes and their workers."""
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         if detector:
             _show_limits(client.pages("/v1/limits"), output)
             return
         page = client.pages("/v1/nodes")
-    if output is Format.JSON:
-        print_json(page)
+    if printed_json(page, output):
         return
     _show_nodes(page["items"], wide=output is Format.WIDE)
 
@@ -96,8 +93,7 @@ def memory(used_bytes: int | None, all_bytes: int | None) -> str | None:
 
 
 def _show_limits(page: dict[str, Any], output: Format) -> None:
-    if output is Format.JSON:
-        print_json(page)
+    if printed_json(page, output):
         return
     rows = [
         (

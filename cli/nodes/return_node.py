@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 import typer
 
-from cli.options import Format, NodeName, Output, Server
-from cli.output import print_json
+from cli.options import Format, NodeName, Output, Server, connected
+from cli.output import printed_json
 
 app = typer.Typer(add_completion=False)
 
@@ -19,11 +19,8 @@ def return_node(node: NodeName, server: Server = None, output: Output = Format.T
     The node's agent tests itself first: folders, processes, computation, memory, bandwidth to others.
     """
     from unicron_client.operations import SELF_TEST_S
-    from unicron_client.resources import Client
 
-    with Client(server) as client:
+    with connected(server) as client:
         answer = client.post(f"/v1/nodes/{quote(node, safe='')}/return", read_timeout_s=SELF_TEST_S)
-    if output is Format.JSON:
-        print_json(answer)
-    else:
+    if not printed_json(answer, output):
         print(f"{answer['name']}: {answer['state']}")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cli.options import Format, Output
-from cli.output import clock, print_json, print_table
+from cli.output import clock, print_json, print_table, printed_json
 from shared.errors import InvalidInput
 from shared.model import utc_now
 from shared.names import is_name
@@ -56,13 +56,10 @@ def add(
     Clients send it as `Authorization: Bearer TOKEN`; the command line takes it from UNICRON_TOKEN.
     """
     if not is_name(name):
-        problem = "must be 1 to 63 lower-case letters, digits and hyphens"
-        raise InvalidInput(f"NAME: {name!r} {problem}", [{"field": "NAME", "value": name, "problem": problem}])
+        raise InvalidInput.of("NAME", name, "must be 1 to 63 lower-case letters, digits and hyphens")
     _check_nodes(scope, nodes or [])
     made = tokens.add(_file(run_dir), name, scope, utc_now(), nodes or [])
-    if output is Format.JSON:
-        print_json({"name": name, "scope": scope, "nodes": nodes or [], "token": made})
-    else:
+    if not printed_json({"name": name, "scope": scope, "nodes": nodes or [], "token": made}, output):
         print(made)
 
 
@@ -75,20 +72,17 @@ def _check_nodes(scope: Scope, nodes: list[str]) -> None:
     wrong = [one for one in nodes if re.fullmatch(NODE_PATTERN, one) is None]
     if wrong:
         problem = "must be the name of a node: up to 63 lower-case letters, digits and hyphens, and * for any part"
-        raise InvalidInput(
-            f"--node: {wrong[0]!r} {problem}", [{"field": "--node", "value": wrong[0], "problem": problem}]
-        )
+        raise InvalidInput.of("--node", wrong[0], problem)
     if (scope is Scope.REPORT) != bool(nodes):
         problem = "goes with --scope report, which needs it: of which nodes the bearer may report"
-        raise InvalidInput(f"--node {problem}", [{"field": "--node", "value": nodes, "problem": problem}])
+        raise InvalidInput.of("--node", nodes, problem, f"--node {problem}")
 
 
 @app.command(name="list")
 def show(run_dir: RunDir = None, output: Output = Format.TEXT) -> None:
     """List the tokens, without their text."""
     found = [token.model_dump(mode="json", exclude={"sha256"}) for token in tokens.read(_file(run_dir))]
-    if output is Format.JSON:
-        print_json(found)
+    if printed_json(found, output):
         return
     of_nodes = any(one["nodes"] for one in found)
     rows = [

@@ -11,8 +11,8 @@ import typer
 import typer.core
 
 from cli.ids import id_path
-from cli.options import Format, Output, PlanId, Server
-from cli.output import clock, print_fields, print_json, print_table, seconds_between
+from cli.options import Format, Output, PlanId, Server, connected
+from cli.output import clock, print_fields, print_table, printed_json, seconds_between
 from cli.planning.plan_throughput import throughput
 
 app = typer.Typer(help="Look at plans, or make one.", no_args_is_help=True, add_completion=False)
@@ -40,9 +40,7 @@ def solve(
     asked = parse_problem(_read(problem))
     with progress_bar("the plan is solved"):
         answer = solve_standalone(asked)
-    if output is Format.JSON:
-        print_json(answer.model_dump())
-    else:
+    if not printed_json(answer.model_dump(), output):
         _print(answer)
 
 
@@ -95,12 +93,9 @@ def list_plans(
     output: Output = Format.TEXT,
 ) -> None:
     """List plans, the oldest first."""
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         page = client.pages("/v1/plans", {"task": task})
-    if output is Format.JSON:
-        print_json(page)
+    if printed_json(page, output):
         return
     rows = [
         (
@@ -126,12 +121,9 @@ def show_plan(
     output: Output = Format.TEXT,
 ) -> None:
     """Show a plan: its trigger, the change of each task, the rejected alternatives, and how far it has come."""
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         shown = client.get(id_path(client, "plan", plan))
-    if output is Format.JSON:
-        print_json(shown)
+    if printed_json(shown, output):
         return
     names = ("id", "trigger", "cause", "incident", "response", "state", "supersedes", "superseded_by", "tasks")
     print_fields([*((name, shown[name]) for name in names), ("decided_at", clock(shown["decided_at"]))])

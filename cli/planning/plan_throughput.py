@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cli.options import Format, Output
-from cli.output import print_fields, print_json
+from cli.output import print_fields, printed_json
 
 
 def throughput(
@@ -68,8 +68,7 @@ def throughput(
             distributed_optimizer=distributed_optimizer,
             overlap=overlap,
         )
-    if output is Format.JSON:
-        print_json(answer)
+    if printed_json(answer, output):
         return
     fields: list[tuple[str, object]] = [("fits", "yes" if answer["fits"] else "no")]
     fields += [("", reason) for reason in answer["reasons"]]

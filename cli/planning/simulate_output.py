@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cli.output import print_json_line, print_table
 from simulator.outcome import Outcome
-from simulator.report.page import seconds, si
+from simulator.report.page import Material, page, seconds, si
 from simulator.report.summary import Comparison, PolicyLine, compare
 from simulator.workloads.workload import Workload
 
@@ -71,7 +71,6 @@ def write_plots(results: Results, folder: Path, file_format: PictureFormat) -> N
 
 def _page(results: Results) -> str:
     from simulator.policies import POLICIES
-    from simulator.report.page import Material, page
 
     return page(Material(results.comparison, results.workload, results.of_first_seed, POLICIES, results.command))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.options import Format, LogFolder, LogPlace, Output, SegmentEnding, SegmentFormat, log_url
-from cli.output import print_json
+from cli.output import printed_json
 from shared.errors import Conflict, InvalidInput
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ def archive(
     done: dict[str, object] = {"segment": manifest.model_dump(mode="json") if manifest is not None else None}
     if cut:
         done |= _cut(url, folder, last)
-    if output is Format.JSON:
-        print_json(done if cut else done["segment"])
+    if printed_json(done if cut else done["segment"], output):
         return
     _print_segment(folder, before, manifest)
     if cut:

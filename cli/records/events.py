@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from cli.interrupt import end_at_once
-from cli.options import Format, Output, Server, Since, moment
-from cli.output import console, cropped, print_json, print_json_line
+from cli.options import Format, Output, Server, Since, connected, moment
+from cli.output import console, cropped, print_json_line, printed_json
 
 _HIDDEN = frozenset({"event_id", "schema_version", "type", "occurred_at"})
 """Fields that a line of text leaves out: its first columns have them, or only the JSON does."""
@@ -46,16 +46,13 @@ def events(
 
     With --follow -o json: one object a line.
     """
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         start = {"after": after, "last": last, "type": list(kinds or ()) or None, "since": moment(since)}
         if follow:
             _follow(client, start, output)
             return
         page = client.get("/v1/events", {**start, "limit": limit})
-    if output is Format.JSON:
-        print_json(page)
+    if printed_json(page, output):
         return
     columns = console(wide=output is Format.WIDE).width
     for record in page["items"]:

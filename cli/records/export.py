@@ -18,13 +18,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from cli.options import Server, Since, moment
+from cli.options import Server, Since, connected, moment
 from cli.progress import counted
-from cli.records.export_tables import Column, Value
+from cli.records import export_tables
+from cli.records.export_tables import Column, Record, Value
 from shared.errors import InvalidInput
 
 if TYPE_CHECKING:
     import pyarrow
+
+    from unicron_client.resources import Client
 
 _ROW_GROUP = 10_000
 """Rows of one row group of a Parquet file: some megabytes of memory, and few enough groups for quick reading."""
@@ -86,9 +89,7 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow.parquet
     except ModuleNotFoundError:
         problem = "needs pyarrow, which is not installed: pip install 'unicron-cluster[parquet]' provides it"
-        raise InvalidInput(
-            f"-o: parquet {problem}", [{"field": "-o", "value": "parquet", "problem": problem}]
-        ) from None
+        raise InvalidInput.of("-o", "parquet", problem, f"-o: parquet {problem}") from None
     return pyarrow, pyarrow.parquet
 
 
@@ -118,12 +119,7 @@ def _renamed_when_whole(file: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
     except OSError as err:
         text = f"{str(file)!r} cannot be written: {err.strerror or err}"
-        raise InvalidInput(f"--output: {text}", [{"field": "--output", "value": str(file), "problem": text}]) from err
-
-
-if TYPE_CHECKING:
-    from cli.records.export_tables import Column, Record
-    from unicron_client.resources import Client
+        raise InvalidInput.of("--output", str(file), text, f"--output: {text}") from err
 
 
 class Kind(StrEnum):
@@ -165,19 +161,14 @@ def export(
     measured. --since: events recorded, incidents detected, tasks submitted or plans decided from then on; cost: the
     time that is accounted for.
     """
-    from cli.records.export import check_parquet, write_csv, write_parquet
-    from cli.records.export_tables import rows
-    from unicron_client.resources import Client
-
     wanted = _format(file_format, file)
     if wanted is FileFormat.PARQUET:
         check_parquet()
         if file is None:
-            problem = "is needed for parquet, which is no text"
-            raise InvalidInput(f"--output: {problem}", [{"field": "--output", "value": None, "problem": problem}])
-    with Client(server) as client, counted(f"export of {what.value}") as count:
+            raise InvalidInput.of("--output", None, "is needed for parquet, which is no text")
+    with connected(server) as client, counted(f"export of {what.value}") as count:
         columns, objects = _table(client, what, moment(since))
-        table = rows(columns, count(objects))
+        table = export_tables.rows(columns, count(objects))
         if wanted is FileFormat.PARQUET:
             assert file is not None
             number = write_parquet(columns, table, file)
@@ -195,8 +186,6 @@ def _format(asked: FileFormat | None, file: Path | None) -> FileFormat:
 
 def _table(client: Client, what: Kind, since: str | None) -> tuple[tuple[Column, ...], Iterator[Record]]:
     """Return the columns of a table, and the objects of its rows, which are asked for page by page."""
-    from cli.records import export_tables
-
     if what is Kind.COST:
         costs = client.get("/v1/costs", {"from": since})
         return export_tables.cost_columns(costs), export_tables.cost_objects(costs)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from cli.output import COST_PARTS
 from cli.progress import remaining_s
 
 Record = dict[str, Any]
@@ -116,19 +117,7 @@ INCIDENTS = (
     _text("plans"),
     _text("state_source"),
     _integer("steps_recomputed"),
-    *(
-        _named(name, _real("cost", name))
-        for name in (
-            "detection_worker_s",
-            "transition_worker_s",
-            "recompute_worker_s",
-            "sub_healthy_worker_s",
-            "lost_worker_s",
-            "lost_flop",
-            "money",
-            "failure_money",
-        )
-    ),
+    *(_named(name, _real("cost", name)) for name in (*COST_PARTS, "money", "failure_money")),
     *(
         _other_answer(answer, amount)
         for answer in ("plain-restart", "wait-for-the-node", "only-failed-task-shrinks")

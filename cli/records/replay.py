@@ -132,7 +132,7 @@ def _name(log: Sequence[str]) -> str:
 
 
 def _verify(report: Report, output: Output) -> None:
-    typer.echo(_report_json(report) if output is Output.JSON else _report_text(report))
+    typer.echo(json.dumps(report.model_dump(mode="json")) if output is Output.JSON else _report_text(report))
     if not report.ok:
         raise typer.Exit(NewerVersion.exit_code if report.sound else Corrupt.exit_code)
 
@@ -158,10 +158,6 @@ def _replayer(parts: Sequence[str], run_dir: Path | None) -> Replayer:
     if not segments:
         return Replayer.of_url(log_url(live[0] if live else None, run_dir))
     return Replayer.of_segments(segments, log_url(live[0], None) if live else "")
-
-
-def _report_json(report: Report) -> str:
-    return json.dumps(report.model_dump(mode="json"))
 
 
 def _report_text(report: Report) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cli.options import Format, Output, log_url
-from cli.output import print_json
+from cli.output import printed_json
 
 
 def restore(
@@ -33,8 +33,6 @@ def restore(
     with counted("restore, events written") as watch:
         place = write(folder, url, at, watch)
     where = sqlite_path(url)
-    if output is Format.JSON:
-        print_json({"position": place.position, "head": place.hash})
-    else:
+    if not printed_json({"position": place.position, "head": place.hash}, output):
         print(f"{where or 'the database'} has positions 1 to {place.position}")
         print(f"head {place.position}:{place.hash}")

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from cli.stack.child import Child
+from shared.bus.cancellation import cancelled
 from shared.errors import Unavailable, UnicronError
 
 SERVICES = {
@@ -88,9 +89,7 @@ class Children:
         try:
             await asyncio.gather(*starts)
         finally:
-            for start in starts:
-                start.cancel()
-            await asyncio.gather(*starts, return_exceptions=True)
+            await cancelled(*starts)
 
     async def start_one(self, name: str) -> None:
         """Start a child (again); return when it is ready.
@@ -106,9 +105,7 @@ class Children:
     async def stop(self, order: Sequence[Sequence[str]]) -> None:
         """End all children, group after group; return when none is left."""
         self._stopping = True
-        for watcher in self._watchers:
-            watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
+        await cancelled(*self._watchers)
         for names in order:
             await asyncio.gather(*(self._children[name].end() for name in names if name in self._children))
 

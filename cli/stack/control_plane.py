@@ -130,9 +130,8 @@ def _check_credential(keys: KeyDirectory, service: str) -> None:
         check_identity(credentials.read(path), service)
     except InvalidInput as err:
         problem = f"{err.detail}: `unicron keys make` makes the services' credentials in a key directory"
-        raise InvalidInput(
-            f"settings refused: nats_keys (UNICRON_NATS_KEYS, --keys): {problem}",
-            [{"field": "nats_keys", "value": str(keys.path), "problem": problem}],
+        raise InvalidInput.of(
+            "nats_keys", str(keys.path), problem, f"settings refused: nats_keys (UNICRON_NATS_KEYS, --keys): {problem}"
         ) from err
 
 

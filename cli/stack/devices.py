@@ -102,8 +102,7 @@ def divide(
     else:
         why = there.problem or "there is no device"
     if wanted is Device.CUDA:
-        errors = [{"field": "--device", "value": wanted.value, "problem": why}]
-        raise NoDevice(f"--device cuda: {why}; --device cpu trains without", errors)
+        raise NoDevice.of("--device", wanted.value, why, f"--device cuda: {why}; --device cpu trains without")
     if not usable and not there.problem:
         return on_cpu
     return Division(on_cpu.nodes, on_cpu.workers_per_node, said=f"trains on the CPU: {why}")

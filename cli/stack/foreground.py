@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from shared.bus.cancellation import cancelled
 from shared.errors import UnicronError
 
 
@@ -53,9 +54,7 @@ async def run(parts: Parts, ready: Callable[[], None] = lambda: None) -> None:
             if parts.failed.done():
                 raise parts.failed.result()
     finally:
-        starting.cancel()
-        stopping.cancel()
-        await asyncio.gather(starting, stopping, return_exceptions=True)
+        await cancelled(starting, stopping)
         await parts.stop()
 
 

@@ -71,8 +71,7 @@ class RunDirectory:
             problem = without_locks(mount) if mount is not None else ""
             if mount is not None and problem and not read_settings().log_url:
                 problem = f"is on {mount.at}: {problem}, and two of them would damage the log; {_ELSEWHERE}"
-                error = {"field": "--run-dir", "value": str(self.path), "problem": problem}
-                raise InvalidInput(f"run directory {self.path} {problem}", [error])
+                raise InvalidInput.of("--run-dir", str(self.path), problem, f"run directory {self.path} {problem}")
 
     def release(self) -> None:
         """Give the lock back."""

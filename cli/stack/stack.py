@@ -26,6 +26,7 @@ from cli.stack.machine import agent_variables, environment_of, forget_memory, ow
 from cli.stack.meeting import Meeting, Offer
 from cli.stack.run_directory import RunDirectory
 from cli.waiting import WaitingClient
+from shared.bus.cancellation import cancelled
 from shared.bus.identities import node_identity
 from shared.errors import TimedOut, Unavailable, UnicronError
 from shared.nats.nats_server import NatsServer
@@ -156,9 +157,7 @@ class Stack:
         await self._children.stop([standbys, movers])
         await asyncio.gather(self._children.stop([self.node_names]), self._have_others_leave())
         await self._children.stop(others)
-        for keeping in self._keeping:
-            keeping.cancel()
-        await asyncio.gather(*self._keeping, return_exceptions=True)
+        await cancelled(*self._keeping)
         self._keeping.clear()
         await self.nats.stop()
         for node in self.node_names:

@@ -7,8 +7,8 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from cli.options import Format, Output, Server
-from cli.output import print_json, print_table
+from cli.options import Format, Output, Server, connected
+from cli.output import print_table, printed_json
 from shared.errors import Conflict, InvalidInput
 
 Check = Annotated[bool, typer.Option("--check", help="Say what an upgrade to this program would do; change nothing.")]
@@ -38,16 +38,12 @@ def upgrade(check: Check = False, server: Server = None, output: Output = Format
     """
     if not check:
         raise InvalidInput("upgrade: give --check; services and agents are upgraded by whoever runs them")
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         status = client.get("/v1/status")
     if status.get("versions") is None:
         raise Conflict("the cluster does not say its versions: it is of a version beside which this one does not work")
     verdicts = list(judged(status["versions"], own_versions(), status["checks"]))
-    if output is Format.JSON:
-        print_json({"verdicts": [verdict._asdict() for verdict in verdicts]})
-    else:
+    if not printed_json({"verdicts": [verdict._asdict() for verdict in verdicts]}, output):
         print_table(("PART", "RUNNING", "THIS", "UPGRADE", "DETAIL"), verdicts, wide=output is Format.WIDE)
     if any(verdict.how != SIDE_BY_SIDE for verdict in verdicts):
         raise typer.Exit(Conflict.exit_code)

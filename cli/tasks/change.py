@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import typer
 
-from cli.options import Format, Output, Server, TaskName
-from cli.output import number, print_json
+from cli.options import Format, Output, Server, TaskName, connected
+from cli.output import number, printed_json
 
 ANY = "any"
 """Value of ``--max`` that lifts the limit."""
@@ -28,14 +28,10 @@ def change(
 
     The planner divides the workers anew at once. What is not given stays.
     """
-    from unicron_client.resources import Client
-
     patch = merge_patch(weight, least, most)
-    with Client(server) as client:
+    with connected(server) as client:
         answer = client.request("PATCH", f"/v1/tasks/{quote(task, safe='')}", patch)
-    if output is Format.JSON:
-        print_json(answer)
-    else:
+    if not printed_json(answer, output):
         limits = answer["spec"]["workers"]
         top = ANY if limits["max"] is None else limits["max"]
         print(f"{answer['name']}: weight {number(answer['weight'])}, {limits['min']} to {top} workers")
@@ -52,9 +48,7 @@ def merge_patch(weight: float | None, least: int | None, most: str | None) -> di
     limits: dict[str, int | None] = {} if least is None else {"min": least}
     if most is not None:
         if most != ANY and not most.isdecimal():
-            problem = f"must be a number or {ANY}"
-            error = {"field": "--max", "value": most, "problem": problem}
-            raise InvalidInput(f"--max: {most!r} {problem}", [error])
+            raise InvalidInput.of("--max", most, f"must be a number or {ANY}")
         limits["max"] = None if most == ANY else int(most)
     patch: dict[str, Any] = {} if weight is None else {"weight": weight}
     if limits:

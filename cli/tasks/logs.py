@@ -11,7 +11,7 @@ from urllib.parse import quote
 import typer
 
 from cli.interrupt import end_at_once
-from cli.options import Format, Output, Server, Since, TaskName, moment
+from cli.options import Format, Output, Server, Since, TaskName, connected, moment
 from cli.output import printable
 
 Entry = dict[str, Any]
@@ -48,13 +48,12 @@ def logs(
     workers, the node and the problem.
     """
     from unicron_client.output import output as output_of
-    from unicron_client.resources import Client
 
     wanted = _expression(grep)
     if follow:
         end_at_once()
     path = f"/v1/tasks/{quote(task, safe='')}"
-    with Client(server) as client:
+    with connected(server) as client:
         if follow:
             _say_why_silent(client.get(path))
         printed = False
@@ -90,8 +89,7 @@ def _expression(pattern: str | None) -> re.Pattern[str] | None:
         return None if pattern is None else re.compile(pattern)
     except re.error as err:
         problem = f"must be a regular expression of Python: {err}"
-        text = f"--grep: {pattern!r} {problem}"
-        raise InvalidInput(text, [{"field": "--grep", "value": pattern, "problem": problem}]) from err
+        raise InvalidInput.of("--grep", pattern, problem) from err
 
 
 def _print(entry: Entry, *, named: bool, flush: bool) -> None:

@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import typer
 
-from cli.options import Format, Output, Server, TaskName
-from cli.output import print_json, print_table
+from cli.options import Format, Output, Server, TaskName, connected
+from cli.output import print_table, printed_json
 from unicron_client.answers import step_of
 
 if TYPE_CHECKING:
@@ -50,14 +50,11 @@ def metrics(
     OF N: what submission N had by the same step. With METRICs the steps are those of the first one, and of the others
     the newest values by then are shown.
     """
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         shown = client.get(_path(task))
         number = shown["attempt"] if attempt is None else attempt
         answers = [_answer(client, task, one, names or []) for one in (number, against) if one is not None]
-    if output is Format.JSON:
-        print_json(answers[0] if against is None else {**answers[0], "against": answers[1]})
+    if printed_json(answers[0] if against is None else {**answers[0], "against": answers[1]}, output):
         return
     each = [_series(answer, shown["spec"]) for answer in answers]
     _check(names or [], {*each[0], *answers[0]["names"]})

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import typer
 
-from cli.options import Format, Output, Server, TaskName
-from cli.output import print_json
+from cli.options import Format, Output, Server, TaskName, connected
+from cli.output import printed_json
 
 if TYPE_CHECKING:
     import httpx
@@ -42,15 +42,11 @@ def result(
     They come from the node that wrote them. The file gets its name once it is complete and its SHA-256 is right; a
     download that broke off goes on when the command is repeated.
     """
-    from unicron_client.resources import Client
-
     target = file if file is not None else Path(f"{task}.safetensors")
-    with Client(server) as client:
+    with connected(server) as client:
         digest = Download(client, f"/v1/tasks/{quote(task, safe='')}/result", target).run()
     size_bytes = target.stat().st_size
-    if output is Format.JSON:
-        print_json({"path": str(target), "size_bytes": size_bytes, "sha256": digest})
-    else:
+    if not printed_json({"path": str(target), "size_bytes": size_bytes, "sha256": digest}, output):
         print(f"{target}: {size_bytes} bytes, sha256 {digest}")
 
 

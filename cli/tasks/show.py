@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import typer
 
-from cli.options import Format, Output, Server, TaskName
-from cli.output import clock, number, print_fields, print_json, print_table
+from cli.options import Format, Output, Server, TaskName, connected
+from cli.output import clock, number, print_fields, print_table, printed_json
 from unicron_client.answers import restarts_whole, step_of
 
 if TYPE_CHECKING:
@@ -88,16 +88,14 @@ def show(
     """
     from cli.progress import eta
     from cli.tasks.notable import notable
-    from unicron_client.resources import Client
 
     path = f"/v1/tasks/{quote(task, safe='')}"
-    with Client(server) as client:
+    with connected(server) as client:
         if attempts:
             _print_attempts(client.pages(f"{path}/attempts"), output)
             return
         shown = client.get(path)
-        if output is Format.JSON:
-            print_json(shown)
+        if printed_json(shown, output):
             return
         newest = {"task": shown["name"], "order": "newest", "limit": _INCIDENTS + 1}
         incidents = [found["id"] for found in client.get("/v1/incidents", newest)["items"]]
@@ -167,8 +165,7 @@ def _print_settings(spec: dict[str, Any]) -> None:
 
 def _print_attempts(page: dict[str, Any], output: Format) -> None:
     """Print every submission of a name."""
-    if output is Format.JSON:
-        print_json(page)
+    if printed_json(page, output):
         return
     rows = [
         (

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from cli.options import Format, Output, Server
-from cli.output import clock, print_json, print_table
+from cli.options import Format, Output, Server, connected
+from cli.output import clock, print_table, printed_json
 
 
 def slow_workers(
@@ -20,12 +20,9 @@ def slow_workers(
     A task with a slow worker trains on, so it is no incident. SLOWER: own compute time over that of the peers, as
     measured last. `unicron postmortem ID` says what was decided about one, and what it cost.
     """
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         page = client.pages("/v1/slow-workers", {"task": task})
-    if output is Format.JSON:
-        print_json(page)
+    if printed_json(page, output):
         return
     rows = [
         (

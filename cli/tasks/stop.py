@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 import typer
 
-from cli.options import Format, Output, Server, TaskName
-from cli.output import print_json
+from cli.options import Format, Output, Server, TaskName, connected
+from cli.output import printed_json
 from unicron_client.answers import restarts_whole
 
 
@@ -26,15 +26,12 @@ def stop(
     stop, unless --discard is given: it trains on.
     """
     from cli.waiting import wait_for_stop
-    from unicron_client.resources import Client
 
-    with Client(server) as client:
+    with connected(server) as client:
         answer = client.post(f"/v1/tasks/{quote(task, safe='')}/stop", {"lose_steps": discard})
         if wait:
             answer = wait_for_stop(server, answer["name"])
-    if output is Format.JSON:
-        print_json(answer)
-    else:
+    if not printed_json(answer, output):
         print(_outcome(answer) if wait else f"{answer['name']}: {answer['state']}")
     if wait and (answer["state"] == "failed" or answer["stop_refused"]):
         raise typer.Exit(1)
@@ -61,17 +58,14 @@ def kill(
     On a terminal the command asks first.
     """
     from cli.waiting import wait_for_stop
-    from unicron_client.resources import Client
 
-    with Client(server) as client:
+    with connected(server) as client:
         path = f"/v1/tasks/{quote(task, safe='')}"
         if not yes and sys.stdin.isatty():
             _confirm(client.get(path))
         asked = client.post(f"{path}/stop", {"lose_steps": True, "at_once": True})
         ended = wait_for_stop(server, asked["name"])
-    if output is Format.JSON:
-        print_json(ended)
-    else:
+    if not printed_json(ended, output):
         print(f"{ended['name']}: {ended['state']} at step {ended['step']}: {ended['reason']}")
 
 
@@ -93,12 +87,9 @@ def delete(task: TaskName, server: Server = None, output: Output = Format.TEXT) 
     Its events stay in the log, and its checkpoints and output where they are: a later submission of the name goes on
     from the newest checkpoint.
     """
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         answer = client.request("DELETE", f"/v1/tasks/{quote(task, safe='')}")
-    if output is Format.JSON:
-        print_json(answer)
+    if printed_json(answer, output):
         return
     kept = f"; its checkpoint stays: {answer['checkpoint']}" if answer["checkpoint"] else ""
     print(f"{answer['name']}: deleted{kept}")
@@ -111,13 +102,9 @@ def resume(task: TaskName, server: Server = None, output: Output = Format.TEXT) 
     still have in memory count before the checkpoint, and where there is none. A task that waits after
     failures is tried again at once.
     """
-    from unicron_client.resources import Client
-
-    with Client(server) as client:
+    with connected(server) as client:
         answer = client.post(f"/v1/tasks/{quote(task, safe='')}/resume")
-    if output is Format.JSON:
-        print_json(answer)
-    else:
+    if not printed_json(answer, output):
         where = f"step {answer['step']}{', or from a newer copy in memory' if answer['copies_kept'] else ''}"
         if restarts_whole(answer["spec"]):
             where = "the script's own checkpoint"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.options import Format, Output, Server, Ship, ShipFiles
+from cli.options import Format, Output, Server, Ship, ShipFiles, connected
 from cli.output import clock, print_json
 from unicron_client.answers import step_of
 
@@ -35,7 +35,6 @@ def submit(
     """
     from cli.progress import task_bar
     from cli.waiting import wait_for_end
-    from unicron_client.resources import Client
     from unicron_client.specifications import as_body, specification
 
     spec, shipped = specification(file), None
@@ -45,7 +44,7 @@ def submit(
         shipped = shipment(ship, ship_file or ())
         spec = shipped.of(spec)
         print(shipped, file=sys.stderr)
-    with Client(server) as client:
+    with connected(server) as client:
         if shipped is not None:
             client.send_code(shipped)
         task, new = client.submission(as_body(spec), key)

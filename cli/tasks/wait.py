@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cli.options import Format, Output, Server, TaskName
-from cli.output import print_json
+from cli.output import printed_json
 from unicron_client.answers import step_of
 
 
@@ -44,9 +44,7 @@ def wait(
     wanted = ENDED if until is For.END else frozenset({until.value})
     with task_bar(task) as seen:
         found = wait_for_task(server, task, wanted | ENDED, timeout, seen)
-    if output is Format.JSON:
-        print_json(found)
-    else:
+    if not printed_json(found, output):
         reason = f"; {found['reason']}" if found["reason"] else ""
         print(f"{found['name']}: {found['state']} at step {step_of(found)}{reason}")
     if found["state"] not in wanted:

@@ -100,7 +100,7 @@ class Nodes:
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         if url is None and host is None:
             problem = "is needed outside of a pod: the address of Kubernetes' API"
-            raise InvalidInput(f"--api {problem}", [{"field": "--api", "value": None, "problem": problem}])
+            raise InvalidInput.of("--api", None, problem, f"--api {problem}")
         address = f"[{host}]" if host and ":" in host else host
         self._url, self._account, self._heard = url or f"https://{address}:{port}", account, heard
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from cli.options import connected
 from cli.output import print_json
 from cli.watch.trouble import Trouble
 from shared.errors import Forbidden, NotFound, UnicronError
@@ -27,7 +28,7 @@ def watch(
         once: whether to look once only, and to raise what goes wrong.
         as_json: whether the answers are printed as JSON.
     """
-    with Client(server) as client:
+    with connected(server) as client:
         said: dict[tuple[str, str], str] = {}
         while True:
             try:

@@ -126,7 +126,7 @@ def _check_name(settings: Settings) -> None:
             f"the host name gives no node name, which has 1 to 63 of a-z, 0-9 and '-' and neither begins nor ends with "
             f"'-': set UNICRON_NODE (given: {settings.node!r})"
         )
-        raise InvalidInput(problem, [{"field": "node", "value": settings.node, "problem": problem}])
+        raise InvalidInput.of("node", settings.node, problem, problem)
 
 
 def main() -> int:

@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from shared.bus.cancellation import cancelled
+
 logger = logging.getLogger(__name__)
 
 
@@ -30,9 +32,7 @@ class Background:
 
     async def stop(self) -> None:
         """Cancel everything."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(*self._tasks)
 
     def _done(self, task: asyncio.Task[None], *, vital: bool) -> None:
         self._tasks.discard(task)

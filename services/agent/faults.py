@@ -53,8 +53,7 @@ class Faults:
         send: sends a message to a process.
         bus: which a ``disconnect`` leaves.
         enabled: the setting ``fault_injection``.
-        xid: has a device report an Xid; None: nothing here reads such reports.
-        memory_limit: returns the limit in bytes of the ranks' control group, or why there is none.
+        xid: has a device report an Xid.
     """
 
     def __init__(
@@ -64,12 +63,10 @@ class Faults:
         bus: Bus,
         *,
         enabled: bool,
-        xid: Xid | None = None,
-        memory_limit: Callable[[], int | str] | None = None,
+        xid: Xid,
     ) -> None:
         self._node, self._send, self._bus = node, send, bus
         self._enabled, self._xid = enabled, xid
-        self._memory_limit = memory_limit or own_memory_limit
         self._known: OrderedDict[str, None] = OrderedDict()
 
     async def serve(self) -> None:
@@ -101,7 +98,7 @@ class Faults:
             fault = parse(request.fault)
         except InvalidInput as err:
             return Refusal("fault", err.detail)
-        refusal = self._refusal_of_rank(request, fault) if fault.of_rank else self._refusal_of_node(fault)
+        refusal = self._refusal_of_rank(request, fault) if fault.of_rank else None
         if refusal is not None or request.judge:
             return refusal
         self._known[request.fault_id] = None
@@ -124,15 +121,10 @@ class Faults:
         begun = process.step + 1
         if request.step is not None and request.step <= begun:
             return Refusal("step", f"must be above {begun}, the step that the rank computes")
-        if fault.kind == "oom" and isinstance(limit := self._memory_limit(), str):
+        if fault.kind == "oom" and isinstance(limit := own_memory_limit(), str):
             return Refusal(
                 "fault", f"oom needs a control group with a limit of memory around the node's agent: {limit}"
             )
-        return None
-
-    def _refusal_of_node(self, fault: RequestedFault) -> Refusal | None:
-        if fault.kind == "xid" and self._xid is None:
-            return Refusal("fault", "xid is not supported by this agent: it reads no reports of devices")
         return None
 
     def _inject(self, request: FaultRequest, fault: RequestedFault) -> Refusal | None:
@@ -141,7 +133,6 @@ class Faults:
             asyncio.get_running_loop().call_later(ANSWERED_S, self._bus.stay_away, fault.away_s)
             return None
         if fault.kind == "xid":
-            assert self._xid is not None
             try:
                 self._xid(*fault.xid)
             except InvalidInput as err:
@@ -149,7 +140,7 @@ class Faults:
             return None
         process = self._process(request)
         assert process is not None
-        argument = str(self._memory_limit()) if fault.kind == "oom" else fault.argument
+        argument = str(own_memory_limit()) if fault.kind == "oom" else fault.argument
         message = messages.Inject(id=request.fault_id, kind=fault.kind, argument=argument, step=request.step or 0)
         self._send(process, message)
         return None

@@ -26,6 +26,7 @@ from services.agent.node.record import RecordFile
 from services.agent.succession import inheritance
 from services.agent.succession.inheritance import ENDING, FORK_SERVER_IN, LINE_BYTES, CredentialSource, Inheritance
 from services.agent.succession.restarts import HANDED_OVER, MAX_RESTARTS, WINDOW_S, Restarts
+from shared.bus.cancellation import cancelled
 from shared.errors import NameInUse, Unavailable
 from shared.machine.process import END_SIGNAL, PARENT_DEATH_VARIABLE
 from shared.service.joining import CREDENTIAL, CREDENTIAL_FD
@@ -102,9 +103,7 @@ class Supervisor:
             done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
             return max(task.result() for task in done)
         finally:
-            for task in work:
-                task.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
+            await cancelled(*work)
             await self._end_children()
             loop.remove_reader(self._reports)
             self._close()
@@ -242,9 +241,7 @@ class Supervisor:
         if self._agent is not None and self._agent.returncode is None:
             self._agent.kill()
             await self._agent.wait()
-        for task in self._others:
-            task.cancel()
-        await asyncio.gather(*self._others, return_exceptions=True)
+        await cancelled(*self._others)
         if self._fork_server is not None:
             await _end(self._fork_server)
 
@@ -253,8 +250,7 @@ class Supervisor:
         self._credential.close()
         self._inherited.record.close()
         for owned in (self._reports, self._inherited.reports, self._inherited.ranks, self._fork_servers):
-            if owned is not None:
-                owned.close()
+            owned.close()
 
     # ---- probes
 

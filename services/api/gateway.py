@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -52,7 +52,7 @@ from shared.names import is_name
 from shared.service.metrics import new_registry
 from shared.settings.model import Settings
 from shared.tasks.specification import TaskSpec, refused
-from shared.views.documents import ClusterView, TaskView
+from shared.views.documents import ClusterView, NodeView, TaskView
 
 READ_YOUR_WRITES_S = 10.0
 """How long an answer to a write waits for the projections. They follow within milliseconds; a busy disk may take
@@ -65,6 +65,7 @@ _ATTEMPTS = 5
 """How often a command is tried in all, where other events of its task are logged at the same time."""
 
 T = TypeVar("T")
+V = TypeVar("V", TaskView, NodeView)
 
 
 @dataclass
@@ -191,12 +192,11 @@ class Gateway:
             )
             version = known.version if known is not None else 0
             try:
-                recorded = await self.append(event, version)
+                await self.add(event, version)
             except Conflict:
                 await self.catch_up()
                 continue
             self.live.forget(spec.name)
-            await self.feed.reach(recorded.position, timeout_s=READ_YOUR_WRITES_S)
             return await self.task(spec.name), True
         raise Conflict(f"task {spec.name!r} keeps changing; try again")
 
@@ -226,6 +226,36 @@ class Gateway:
         except Unavailable as err:
             raise Unavailable(f"{err.detail}; the request may have been recorded: look before you repeat it") from err
         return recorded
+
+    async def add(self, event: Event, version: int | None = None) -> None:
+        """Append as ``append`` does, and wait until the projections have the event."""
+        recorded = await self.append(event, version)
+        await self.feed.reach(recorded.position, timeout_s=READ_YOUR_WRITES_S)
+
+    async def changed(
+        self, find: Callable[[], Awaitable[V]], judge: Callable[[V], Awaitable[Event | None]], what: str
+    ) -> V:
+        """Append the event that ``judge`` returns for the present state of a task or a node; return it after that.
+
+        Args:
+            find: reads the task or node.
+            judge: raises an error where the change is refused; returns None where there is nothing to change.
+            what: its name, for an error.
+
+        Raises:
+            Conflict: others change it all the time.
+        """
+        for _ in range(_ATTEMPTS):
+            view = await find()
+            if (event := await judge(view)) is None:
+                return view
+            try:
+                await self.add(event, view.version)
+            except Conflict:
+                await self.catch_up()
+            else:
+                return await find()
+        raise Conflict(f"{what} keeps changing; try again")
 
     async def catch_up(self) -> None:
         """Wait until the projections contain the event because of which an append was refused."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -63,6 +62,7 @@ from services.api.store.fold_metrics import FoldMetrics
 from services.api.store.projection_store import Store, database_url
 from shared.bus.cancellation import cancelled
 from shared.errors import InvalidInput
+from shared.machine.durable_files import replace_file
 from shared.messages.reachability import REACHABILITY
 from shared.service import tokens
 from shared.service.frame import Context, run
@@ -166,17 +166,12 @@ def check_exposure(settings: Settings) -> None:
 
 
 def _setting(field: str, value: object, problem: str) -> InvalidInput:
-    error = {"field": field, "value": str(value), "problem": problem}
-    return InvalidInput(f"settings refused: {field}: {problem} (given: {value})", [error])
+    return InvalidInput.of(field, str(value), problem, f"settings refused: {field}: {problem} (given: {value})")
 
 
 def write_port(run_dir: Path, port: int) -> None:
     """Write the port where ``unicron up`` looks for it; a reader sees the whole number or no file."""
-    path = run_dir / "services" / "api.port"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".port.partial")
-    partial.write_text(f"{port}\n")
-    os.replace(partial, path)
+    replace_file(run_dir / "services" / "api.port", f"{port}\n".encode(), mode=0o644)
 
 
 async def _first(*tasks: asyncio.Task[Any]) -> None:

@@ -19,6 +19,7 @@ from nats.js import JetStreamContext
 from nats.js.api import Header
 
 from shared.bus import cancellation
+from shared.bus.cancellation import cancelled
 from shared.bus.credentials import Credential
 from shared.bus.dropped import DroppedMessages
 from shared.bus.endpoints import Endpoint, Reply, Request
@@ -432,9 +433,7 @@ class Bus:
     async def _close(self) -> None:
         self._closing = True
         tasks = list(self._requests)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*tasks)
         if self._client.is_connected:
             with contextlib.suppress(TimeoutError, nats.errors.Error, OSError):
                 await self._client.flush(timeout=1)

@@ -31,6 +31,8 @@ MAX_LINES = 256
 class WrongSender(Undecodable):
     """A message that names another node than the one that sent it."""
 
+    code = Undecodable.code
+
 
 class DroppedMessages:
     """Counts and logs the undecodable messages of one process.

@@ -191,5 +191,4 @@ def _number(text: str | None) -> int | None:
 
 
 def _refused(problem: str, value: str) -> InvalidInput:
-    error = {"field": "SCRIPT", "value": value, "problem": problem}
-    return InvalidInput(f"SCRIPT: {value!r} {problem}" if value else f"SCRIPT: {problem}", [error])
+    return InvalidInput.of("SCRIPT", value, problem, "" if value else f"SCRIPT: {problem}")

@@ -1,6 +1,6 @@
 """The event log: one append-only SQL table with gapless positions and a hash chain.
 
-    log.append([event])       one short transaction, shared with other threads; the same event id twice appends once
+    log.append([event])       one short transaction; the same event id twice appends once
     log.read(after=position)  records in order, a page; read_all() yields every record
     log.verify()              recomputes every hash, position and stream version
 
@@ -9,14 +9,14 @@ reading takes positions below from the segments (``archived``). The methods that
 ``scan``, ``verify``) begin where the table does.
 
 A reader never sees position n + 1 before n: a lock that lasts until the commit covers the choice of positions.
-``schema`` defines the table and opens the database; ``writing`` has the transaction that appends, ``group`` brings
-together the appends that share one; ``relay`` and ``journal`` bring the records to the services.
+``schema`` defines the table and opens the database; ``writing`` has the transaction that appends; ``relay`` and
+``journal`` bring the records to the services.
 """
 
 from __future__ import annotations
 
-import copy
 import shutil
+import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import date, datetime
@@ -34,7 +34,6 @@ from shared.log.base import base_problem
 from shared.log.chain import ChainReport
 from shared.log.chain import row_hash as row_hash
 from shared.log.driver_errors import database_errors
-from shared.log.group import GroupCommit
 from shared.log.guards import lacking_guards
 from shared.log.lease import LEASES, RENEW, Lease, read_leases, take
 from shared.log.reading import BATCH, every_row, page, sampled
@@ -87,15 +86,12 @@ class EventLog:
         self._read_only = read_only
         self._checkpointed = 0
         # Threads of this process wait for one another here, where they are woken at once; SQLite polls its own lock.
-        self._group = GroupCommit(self._commit)
+        self._appending = threading.Lock()
 
     def append(
         self, events: Sequence[Event], *, expected: Mapping[str, int] | None = None, lease: Lease | None = None
     ) -> list[Recorded]:
         """Append events in one transaction and return them with their places, in the order given.
-
-        Appends of several threads that wait at the same time share a transaction (``shared.log.group``). Each append is
-        all or nothing by itself, and fails by itself.
 
         An event whose id is in the log already is not appended again: its record is returned. ``expected`` is checked
         unless there is nothing new to append. So after ``Unavailable``, when it is not known whether the transaction
@@ -122,13 +118,7 @@ class EventLog:
         """Append events as ``append`` does; return their rows, in the order given."""
         if self._read_only:
             raise Conflict(f"{self._what} was opened read-only")
-        append = Append([draft(event) for event in events], expected or {}, lease=lease)
-        if not append.drafts:
-            return []
-        self._group.run(append)
-        if append.error is not None:
-            raise append.error
-        return append.rows
+        return self._commit([Append([draft(event) for event in events], expected or {}, lease=lease)])
 
     def check_writable(self) -> None:
         """Check that events could be appended now: take the writer's lock and give it back, and look for space.
@@ -198,12 +188,7 @@ class EventLog:
         """
         if self._read_only:
             raise Conflict(f"{self._what} was opened read-only")
-        appends = [Append([draft(event) for event in events], {}, recorded_at=at) for at, events in history]
-        if appends:
-            self._commit(appends)
-        for append in appends:
-            if append.error is not None:
-                raise append.error
+        self._commit([Append([draft(event) for event in events], {}, recorded_at=at) for at, events in history])
 
     def read(self, *, after: int = 0, limit: int = 1000, types: Sequence[str] = ()) -> list[Recorded]:
         """Return the records after position ``after``, in order, at most ``limit``.
@@ -432,21 +417,12 @@ class EventLog:
             if row.recorded_at < before.isoformat():
                 yield Head(row.position, row.hash, row.recorded_at)
 
-    def _commit(self, appends: Sequence[Append]) -> None:
-        """Commit some appends together; note in each its rows or its error."""
-        try:
-            with database_errors(self._what), transaction(self._database) as opened:
-                write(opened, appends, self._clock, self.base)
-        except Unavailable as err:
-            for append in appends:
-                append.error = copy.copy(err)  # each is raised in a thread of its own, which adds a traceback
-                append.error.__cause__ = err.__cause__
-        except Exception as err:
-            if len(appends) == 1:
-                appends[0].error = err
-            else:  # the database has refused one, and does not say which
-                for append in appends:
-                    self._commit([append])
+    def _commit(self, appends: Sequence[Append]) -> list[StoredRow]:
+        """Commit appends in one transaction, or none of them; return the rows of all their events."""
+        if not any(append.drafts for append in appends):
+            return []
+        with self._appending, database_errors(self._what), transaction(self._database) as opened:
+            return write(opened, appends, self._clock, self.base)
 
 
 def recorded(row: StoredRow) -> Recorded:

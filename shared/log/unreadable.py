@@ -131,7 +131,7 @@ def _unknown(kind: object, version: object, err: Exception) -> str:
         return "its type is not known here"
     if isinstance(kind, str) and isinstance(version, int) and version > NEWEST[kind]:
         return f"version {NEWEST[kind]} is the newest known here"
-    fields = _unknown_fields(err)
+    fields = [".".join(str(part) for part in path) for path in _unknown_paths(err)]
     return f"not known here: {', '.join(fields)}" if fields else ""
 
 
@@ -145,10 +145,6 @@ def _outdated(event: dict[str, Any]) -> str:
     if kind == "plan.decided" and isinstance(decider, int) and 0 < decider < OLDEST_DECIDER:
         return f"its plan is of decider {decider}, and decider {OLDEST_DECIDER} is the oldest readable here"
     return ""
-
-
-def _unknown_fields(err: Exception) -> list[str]:
-    return [".".join(str(part) for part in path) for path in _unknown_paths(err)]
 
 
 def _unknown_paths(err: Exception) -> list[tuple[int | str, ...]]:

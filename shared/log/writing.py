@@ -1,4 +1,4 @@
-"""The transaction that appends: each append is checked by itself, and those that pass are written together.
+"""The transaction that appends: all appends are checked, and then written together; a conflict leaves nothing.
 
     with transaction(database) as opened:
         write(opened, appends, clock, database.base)
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -41,22 +40,18 @@ class Draft(NamedTuple):
     data: str
 
 
-@dataclass(eq=False, slots=True)
-class Append:
+class Append(NamedTuple):
     """The events of one call of ``EventLog.append``.
 
     ``drafts``: each event before it has a place. ``expected``: stream -> version that it must have. ``recorded_at``: in
     a simulated history, when they are recorded; None: the clock says. ``lease``: what the service that appends must
-    still hold; None: it needs none. ``rows``: once committed, the rows of all events, in the order given. ``error``:
-    why nothing of it was appended.
+    still hold; None: it needs none.
     """
 
     drafts: list[Draft]
     expected: Mapping[str, int]
     recorded_at: datetime | None = None
     lease: Lease | None = None
-    rows: list[StoredRow] = field(default_factory=list)
-    error: Exception | None = None
 
 
 _LAST = "SELECT position, hash, recorded_at FROM log ORDER BY position DESC LIMIT 1"
@@ -167,24 +162,23 @@ def draft(event: Event) -> Draft:
     return Draft(event.event_id, stream, event.type, event.schema_version, utc_text(event.occurred_at), data)
 
 
-def write(opened: Transaction, appends: Sequence[Append], clock: Clock, base: Base) -> None:
-    """Write the appends that have no conflict, in order; note the rows of each, or its error.
+def write(opened: Transaction, appends: Sequence[Append], clock: Clock, base: Base) -> list[StoredRow]:
+    """Write appends, in order; return the rows of all their events.
 
     Args:
         opened: has the writer's lock.
         appends: in the order in which they came.
         clock: source of ``recorded_at`` where an append has none of its own; the transaction has one.
         base: the place behind which the table begins.
+
+    Raises:
+        Conflict: as ``_Writer.take``.
     """
     writer = _Writer(opened, appends, clock, base)
-    for append in appends:
-        append.error = None
-        try:
-            append.rows = writer.take(append)
-        except Conflict as err:
-            append.error = err
+    rows = [row for append in appends for row in writer.take(append)]
     if writer.new:
         opened.insert(writer.new)
+    return rows
 
 
 class _Writer:
@@ -211,8 +205,8 @@ class _Writer:
         """Give the new events of an append their places; return the rows of all of them.
 
         Raises:
-            Conflict: an event id is in the log with other content, or a stream has another version; nothing changed.
-            LeaseLost: another instance of the service has taken the lease; nothing changed.
+            Conflict: an event id is in the log with other content, or a stream has another version.
+            LeaseLost: another instance of the service has taken the lease.
         """
         if append.lease is not None and self._tokens.get(append.lease.service) != append.lease.token:
             raise lease_lost(append.lease, self._tokens.get(append.lease.service, 0))

@@ -147,8 +147,7 @@ def _number(text: str) -> float:
 
 def refusal(field: str, value: object, problem: str) -> InvalidInput:
     """Return the error of a request for a fault that is refused."""
-    errors = [{"field": field, "value": value, "problem": problem}]
-    return InvalidInput(f"fault refused: {field}: {problem} (given: {value!r})", errors)
+    return InvalidInput.of(field, value, problem, f"fault refused: {field}: {problem} (given: {value!r})")
 
 
 class FaultRequest(Message):

@@ -56,16 +56,31 @@ class RankFile(Model):
         return self.generation, self.worker
 
 
-class ListOutput(Message):
-    """List the output of processes that ran on the workers of ``nodes``, behind generation and worker ``after``."""
+class _List(Message):
+    """List files of processes that ran on the workers of ``nodes``, behind generation and worker ``after``."""
 
-    kind: Literal["list-output"] = "list-output"
     task: Name
     nodes: Annotated[list[Name], Field(max_length=NODES_LIMIT)]
     after: tuple[Integer, str] = (-1, "")
 
 
-class ReadOutput(Message):
+class _Read(Message):
+    """Read a part of a file of one process."""
+
+    task: Name
+    generation: Generation
+    worker: WorkerName
+    offset: Offset
+    limit: Limit = CHUNK_BYTES
+
+
+class ListOutput(_List):
+    """List the output of processes."""
+
+    kind: Literal["list-output"] = "list-output"
+
+
+class ReadOutput(_Read):
     """Read the output of one process.
 
     ``skips``: whether the reply may begin behind ``offset``, where what was there is left out (``FilesReply.offset``).
@@ -74,33 +89,20 @@ class ReadOutput(Message):
     """
 
     kind: Literal["read-output"] = "read-output"
-    task: Name
-    generation: Generation
-    worker: WorkerName
-    offset: Offset
-    limit: Limit = CHUNK_BYTES
     skips: bool = False
     since_s: Annotated[float, Field(allow_inf_nan=False)] | None = None
 
 
-class ListMetrics(Message):
-    """List the metrics that processes on the workers of ``nodes`` have logged, as ``ListOutput``."""
+class ListMetrics(_List):
+    """List the metrics that processes have logged."""
 
     kind: Literal["list-metrics"] = "list-metrics"
-    task: Name
-    nodes: Annotated[list[Name], Field(max_length=NODES_LIMIT)]
-    after: tuple[Integer, str] = (-1, "")
 
 
-class ReadMetrics(Message):
+class ReadMetrics(_Read):
     """Read the metrics that one process has logged in a generation."""
 
     kind: Literal["read-metrics"] = "read-metrics"
-    task: Name
-    generation: Generation
-    worker: WorkerName
-    offset: Offset
-    limit: Limit = CHUNK_BYTES
 
 
 class DescribeResult(Message):

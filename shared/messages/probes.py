@@ -18,6 +18,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
+from shared.bus.cancellation import cancelled
 from shared.bus.endpoints import Endpoint
 from shared.bus.messages import Message, MessageId, Seconds
 from shared.model import Model
@@ -167,9 +168,7 @@ async def _probe(node: str, target: ProbeTarget, timeout_s: float) -> Probed | N
             if not connecting or (none_made and loop.time() <= connected_by + CONNECT_LATE_S):
                 break
     finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await cancelled(*running)
     found = {connection.outcome for connection in connections}
     if Outcome.REACHED not in found and loop.time() > deadline + LATE_S:
         return None

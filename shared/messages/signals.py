@@ -184,7 +184,7 @@ class RankCopies(RankSignal):
 
 
 class StorageReturned(RankSignal):
-    """Folders of a task that waits for its storage without workers take a file again, which they had not before.
+    """Folders take a file again for which a task waits that has lent its workers; before, they took none.
 
     The node of the worker that had reported them sends the signal.
     """

@@ -200,9 +200,7 @@ def check_size(size_bytes: int) -> None:
     """
     if size_bytes > MAX_PROBLEM_BYTES:
         problem = f"larger than {MAX_PROBLEM_BYTES} bytes, the most that is read"
-        raise InvalidInput(
-            f"planning problem refused: {problem}", [{"field": "(problem)", "value": size_bytes, "problem": problem}]
-        )
+        raise InvalidInput.of("(problem)", size_bytes, problem, f"planning problem refused: {problem}")
 
 
 def _of_another_form(item: Any) -> bool:

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from shared.bus import cancellation
+from shared.bus.cancellation import cancelled
 from shared.bus.connection import Bus
 from shared.bus.credentials import Credential
 from shared.bus.dropped import DroppedMessages
@@ -250,6 +251,4 @@ async def _until_done(work: Coroutine[Any, Any, None], bus: Bus) -> None:
             raise Unavailable("the connection to NATS was closed for good")
         main.result()
     finally:
-        for task in (main, lost):
-            task.cancel()
-        await asyncio.gather(main, lost, return_exceptions=True)
+        await cancelled(main, lost)

@@ -91,7 +91,4 @@ def node_name() -> str:
 def _refused(field: str, value: object, problem: str) -> InvalidInput:
     shown = None if value is None else str(value)
     text = f"settings refused: {field} (UNICRON_{field.upper()}) {problem}"
-    return InvalidInput(
-        text if shown is None else f"{text} (given: {shown!r})",
-        [{"field": field, "value": shown, "problem": problem}],
-    )
+    return InvalidInput.of(field, shown, problem, text if shown is None else f"{text} (given: {shown!r})")

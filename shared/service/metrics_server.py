@@ -13,10 +13,8 @@ from collections.abc import Iterable
 
 import uvicorn
 from prometheus_client import CollectorRegistry, make_asgi_app
-from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shared.errors import Unavailable
@@ -34,30 +32,21 @@ MOST_CONNECTIONS = 16
 """Most connections at a time; further ones are answered 503. A Prometheus keeps one open, a pair of them two."""
 
 
-class _OwnHosts:
-    """ASGI middleware that refuses requests for hosts which are not this machine's."""
-
-    def __init__(self, app: ASGIApp, hosts: KnownHosts) -> None:
-        self._app, self._hosts = app, hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app
-        if scope["type"] == "http" and not self._hosts.includes(Headers(scope=scope).get("host", "")):
-            app = PlainTextResponse("the host is no name of this server\n", status_code=421)
-        await app(scope, receive, send)
-
-
 def application(registry: CollectorRegistry, hosts: KnownHosts) -> ASGIApp:
-    """Return the ASGI application that answers ``/metrics``, on the event loop, and nothing else."""
+    """Return the ASGI application that answers ``/metrics`` under this machine's names, and nothing else."""
     metrics = make_asgi_app(registry)
 
-    class _Metrics:
-        """This is a class, since Starlette takes a class for an ASGI application, but a function for an endpoint."""
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        app: ASGIApp = metrics
+        if not hosts.includes(Headers(scope=scope).get("host", "")):
+            app = PlainTextResponse("the host is no name of this server\n", status_code=421)
+        elif scope["path"] != "/metrics":
+            app = PlainTextResponse("Not Found", status_code=404)
+        elif scope["method"] not in ("GET", "HEAD"):
+            app = PlainTextResponse("Method Not Allowed", status_code=405, headers={"Allow": "GET, HEAD"})
+        await app(scope, receive, send)
 
-        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-            await metrics(scope, receive, send)
-
-    return _OwnHosts(Starlette(routes=[Route("/metrics", _Metrics(), methods=["GET"])]), hosts)
+    return answer
 
 
 async def _serve(server: HttpServer, listening: socket.socket) -> None:
@@ -90,6 +79,7 @@ async def keep_serving(registry: CollectorRegistry, host: str, port: int, names:
                     log_config=None,
                     access_log=False,
                     lifespan="off",
+                    ws="none",
                     limit_concurrency=MOST_CONNECTIONS,
                     timeout_graceful_shutdown=SHUTDOWN_S,
                     proxy_headers=False,

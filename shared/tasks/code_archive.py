@@ -194,5 +194,4 @@ def _end(size_bytes: int) -> int:
 
 
 def _refused(problem: str) -> InvalidInput:
-    what = f"the code cannot come along: {problem}"
-    return InvalidInput(what, [{"field": "code", "value": None, "problem": problem}])
+    return InvalidInput.of("code", None, problem, f"the code cannot come along: {problem}")

@@ -22,6 +22,10 @@ Place = Annotated[str, Field(max_length=4096, pattern=r"^file:/[^\x00]*$")]
 """Where the value of a secret is: ``file:`` and an absolute path on the node."""
 
 
+WHY = "looks like a secret, which everybody who may read tasks would see"
+INSTEAD = "a file on the nodes, with secrets: {NAME: file:/path}, and a script that reads the variable NAME"
+
+
 def is_secret_name(name: str) -> bool:
     """Return whether the name of a variable shows that its value is secret."""
     return _SECRET_NAME.search(name) is not None
@@ -31,21 +35,14 @@ def problems(env: Mapping[str, str], secrets: Mapping[str, str]) -> Iterator[tup
     """Yield what is wrong with the variables of a new specification: field, value and problem, without any secret."""
     for name in env:
         if is_secret_name(name):
-            yield (
-                "env",
-                name,
-                "looks like a secret, which everybody who may read tasks would see: put the value into a file on the "
-                f"nodes and write secrets: {{{name}: file:/path}}",
-            )
+            instead = f"put the value into a file on the nodes and write secrets: {{{name}: file:/path}}"
+            yield "env", name, f"{WHY}: {instead}"
     for name in secrets:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name.startswith("UNICRON_"):
             yield "secrets", name, "not the name of a variable: letters, digits and _, and not UNICRON_*"
         elif name in env:
             yield "secrets", name, "is in env, too"
 
-
-WHY = "looks like a secret, which everybody who may read tasks would see"
-INSTEAD = "a file on the nodes, with secrets: {NAME: file:/path}, and a script that reads the variable NAME"
 
 _SECRET_OPTION = re.compile(
     r"(api|access|private|secret)_?(key|token)|password|passwd|secret$|auth_?token", re.IGNORECASE

@@ -53,9 +53,7 @@ def parameters(policy: str) -> Mapping[str, Parameter]:
     """
     if policy not in _documents():
         problem = f"unknown; known: {', '.join(policies())}"
-        raise InvalidInput(
-            f"policy: {policy!r} is {problem}", [{"field": "policy", "value": policy, "problem": problem}]
-        )
+        raise InvalidInput.of("policy", policy, problem, f"policy: {policy!r} is {problem}")
     return MappingProxyType({name: Parameter(**fields) for name, fields in _documents()[policy].items()})
 
 
@@ -68,9 +66,7 @@ def value(policy: str, name: str) -> float:
     known = parameters(policy)
     if name not in known:
         problem = f"unknown; known for {policy}: {', '.join(known)}"
-        raise InvalidInput(
-            f"parameter: {name!r} is {problem}", [{"field": "parameter", "value": name, "problem": problem}]
-        )
+        raise InvalidInput.of("parameter", name, problem, f"parameter: {name!r} is {problem}")
     return known[name].value
 
 

@@ -22,10 +22,9 @@ class Detection:
     """Seconds from a fault to its detection, by the method that finds it (Unicron paper, table 1).
 
     ``node_s``: loss of a node. ``process_s``: end of a process, broken connections. ``exception_s``: exceptions, device
-    errors and values that are not finite. ``hang_s``: hangs and collectives that time out, at least; ``hang_steps``:
-    the same in mean steps, at most if there are ``hang_gaps``. ``hang_gaps``: the same in times without progress in
-    healthy steps (see ``gap_s``); None: the system compares steps only. ``link_s``: a broken link between nodes; None:
-    as a hang.
+    errors and values that are not finite. ``hang_s``: hangs and collectives that time out, at least. Their limit is the
+    lower of ``hang_steps`` mean steps, and ``hang_gaps`` times the longest time without progress in a healthy step
+    (``gap_s``); None: the system compares steps only. ``link_s``: a broken link between nodes; None: as a hang.
     """
 
     node_s: float

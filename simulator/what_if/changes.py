@@ -114,7 +114,7 @@ def parse_changes(text: str) -> Changes:
         if dot and beginning in OF_TASKS:
             tasks[task] = _merged(tasks.get(task, {}), OF_TASKS[beginning], _task_value(key, value))
         elif key in SETTINGS:
-            settings[key] = _setting(key, value)
+            settings[key] = _checked(SettingsInput, key, key, value)
         elif key not in (POLICY, SPARES, NODE_TIMEOUT, CHECKPOINT):
             refuse(key, value, "unknown", KEYS, key)
     return Changes(
@@ -141,10 +141,6 @@ def _task_value(key: str, value: str) -> object:
         return None
     model = TaskInput if beginning == "weight" else WorkersInput
     return _checked(model, key, OF_TASKS[beginning][-1], value)
-
-
-def _setting(key: str, value: str) -> object:
-    return _checked(SettingsInput, key, key, value)
 
 
 def _checked(model: type[TaskInput | WorkersInput | SettingsInput], key: str, name: str, value: str) -> object:
@@ -182,8 +178,7 @@ def refuse(key: str, value: str, problem: str, allowed: Collection[str], near: s
     said = f"{problem}; allowed are {', '.join(allowed)}" if allowed else problem
     if meant := _nearest(near, allowed):
         said += f"; did you mean {meant}?"
-    errors = [{"field": key, "value": value, "problem": said}]
-    raise InvalidInput(f"what-if: {key}: {said} (given: {value!r})", errors)
+    raise InvalidInput.of(key, value, said, f"what-if: {key}: {said} (given: {value!r})")
 
 
 def _nearest(near: str, allowed: Collection[str]) -> str:

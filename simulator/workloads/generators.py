@@ -123,8 +123,7 @@ def node_names(count: int) -> tuple[str, ...]:
 
 def _check_nodes(nodes: int) -> None:
     if not 1 <= nodes <= MAX_NODES:
-        problem = f"must be from 1 to {MAX_NODES}"
-        raise InvalidInput(f"nodes: {nodes} {problem}", [{"field": "nodes", "value": nodes, "problem": problem}])
+        raise InvalidInput.of("nodes", nodes, f"must be from 1 to {MAX_NODES}")
 
 
 def _occurrences(name: str, failures: Failures, seed: int, nodes: tuple[str, ...]) -> Iterator[Occurrence]:

@@ -86,8 +86,7 @@ def task(name: str, size: str, *, weight: float = 1.0, steps: int = MOST_STEPS) 
         InvalidInput: no such size.
     """
     if size not in SIZES:
-        problem = f"must be one of {', '.join(SIZES)}"
-        raise InvalidInput(f"size: {size!r} {problem}", [{"field": "size", "value": size, "problem": problem}])
+        raise InvalidInput.of("size", size, f"must be one of {', '.join(SIZES)}")
     layers, hidden, heads, batch, micro = SIZES[size]
     return TaskSpec(
         name=name,
@@ -147,6 +146,5 @@ def _name(size: str, number: int) -> str:
 
 def _case(case: int) -> tuple[tuple[str, ...], tuple[float, ...]]:
     if case not in CASES:
-        problem = f"must be from {min(CASES)} to {max(CASES)}"
-        raise InvalidInput(f"case: {case} {problem}", [{"field": "case", "value": case, "problem": problem}])
+        raise InvalidInput.of("case", case, f"must be from {min(CASES)} to {max(CASES)}")
     return CASES[case]

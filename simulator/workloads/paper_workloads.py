@@ -63,10 +63,10 @@ def workload(name: str, seed: int = 0, case: int = DEFAULT_CASE, *, nodes: int =
     }
     if name not in made:
         problem = f"must be one of {', '.join(NAMES)}"
-        raise InvalidInput(f"trace: {name!r} {problem}", [{"field": "trace", "value": name, "problem": problem}])
+        raise InvalidInput.of("trace", name, problem)
     if name != "trace-a" and nodes != generators.PAPER_NODES:
         problem = "only for trace-a; the others have the number of nodes of their source"
-        raise InvalidInput(f"nodes: {nodes} {problem}", [{"field": "nodes", "value": nodes, "problem": problem}])
+        raise InvalidInput.of("nodes", nodes, problem)
     trace = made[name]()
     return with_tasks(trace, (task("gpt-7b", "7B"),) if name == "fig3" else None, case)
 

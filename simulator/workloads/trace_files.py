@@ -274,6 +274,4 @@ def _consistent(lines: list[_Line], present: set[str]) -> Iterator[Occurrence]:
 def _refuse(number: int, field: str, value: str, allowed: str) -> NoReturn:
     """Raise the error of a line."""
     problem = f"allowed are {allowed}"
-    raise InvalidInput(
-        f"line {number}: {field}: {value!r}; {problem}", [{"field": field, "value": value, "problem": problem}]
-    )
+    raise InvalidInput.of(field, value, problem, f"line {number}: {field}: {value!r}; {problem}")

@@ -108,7 +108,7 @@ def _set_backend_environment(store_host: str) -> None:
 def _connections(configure: Configure) -> int:
     """Return how many connections a rank has to the peers in its groups, where groups of the same ranks are one.
 
-    Two more, of pipelines with several stages, are not counted.
+    The two further connections of a pipeline with several stages are not counted.
     """
     world_size, tensor, pipeline = configure.world_size, configure.tensor, configure.pipeline
     replica = tensor * pipeline

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import types
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -71,9 +72,12 @@ class ProtocolError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """Base of all messages; ``name`` is the tag on the wire."""
+    """Base of all messages; ``name``: the tag on the wire, which is that of the class, as ``stop-refused``."""
 
     name: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        cls.name = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
@@ -165,7 +169,6 @@ class AskGroups(Message):
     The thread of the connection answers, which needs the GIL.
     """
 
-    name: ClassVar[str] = "ask-groups"
     request: int
     """Number of the request, which the answer repeats."""
 
@@ -174,7 +177,6 @@ class AskGroups(Message):
 class Groups(Message):
     """The answer to ``AskGroups``."""
 
-    name: ClassVar[str] = "groups"
     generation: int
     request: int
     groups: list[list[Any]] = field(default_factory=list)
@@ -187,7 +189,6 @@ class Groups(Message):
 class Identified(Message):
     """What the members of a generation have agreed to be. Rank 0 sends it if none of them had trained before."""
 
-    name: ClassVar[str] = "identified"
     generation: int
     rank: int
     step: int
@@ -199,7 +200,6 @@ class Identified(Message):
 class Checkpointed(Message):
     """A checkpoint of this generation is complete. Rank 0 sends it, once all ranks have written their files."""
 
-    name: ClassVar[str] = "checkpointed"
     generation: int
     step: int
     path: str
@@ -213,7 +213,6 @@ class CheckpointFailed(Message):
     that does not know the message drops it.
     """
 
-    name: ClassVar[str] = "checkpoint-failed"
     generation: int
     rank: int
     step: int
@@ -229,7 +228,6 @@ class CheckpointFailed(Message):
 class Copies(Message):
     """In-memory copies that a recovery would rely on are missing, or are there again. An older agent drops it."""
 
-    name: ClassVar[str] = "copies"
     generation: int
     rank: int
     step: int
@@ -245,7 +243,6 @@ class Finished(Message):
     A rank that runs a user's script sends the message twice: behind the last step, and at the end of the script.
     """
 
-    name: ClassVar[str] = "finished"
     generation: int
     rank: int
     step: int
@@ -260,7 +257,6 @@ class Finished(Message):
 class Hello(Message):
     """A process attaches to the agent."""
 
-    name: ClassVar[str] = "hello"
     version: int
     """The oldest version of the protocol that the process speaks."""
     task: str
@@ -277,7 +273,6 @@ class Hello(Message):
 class Progress(Message):
     """What a rank is doing; of the phases inside a step not every one is sent (``unicron.link.connection``)."""
 
-    name: ClassVar[str] = "progress"
     generation: int
     rank: int
     step: int
@@ -320,7 +315,6 @@ a rank runs a script that restarts whole; ``step`` is then the newest known of i
 class Held(Message):
     """The rank has left the broken step and waits for ``Configure``."""
 
-    name: ClassVar[str] = "held"
     generation: int
     step: int
     """Updates applied so far."""
@@ -330,7 +324,6 @@ class Held(Message):
 class Drained(Message):
     """The rank is at a step boundary and waits for ``Configure``."""
 
-    name: ClassVar[str] = "drained"
     generation: int
     step: int
     """Updates applied so far."""
@@ -340,7 +333,6 @@ class Drained(Message):
 class Resumed(Message):
     """The first step of a generation is done, or there was no step left to do."""
 
-    name: ClassVar[str] = "resumed"
     generation: int
     step: int
     """Updates applied so far."""
@@ -371,7 +363,6 @@ class Raised(Message):
     that refuses its task before it has joined a generation sends generation 0.
     """
 
-    name: ClassVar[str] = "raised"
     generation: int
     rank: int
     step: int
@@ -395,7 +386,6 @@ class Raised(Message):
 class Stopped(Message):
     """The rank has stopped at a step boundary as requested; the process then exits with 0."""
 
-    name: ClassVar[str] = "stopped"
     generation: int
     rank: int
     step: int
@@ -407,7 +397,6 @@ class Stopped(Message):
 class StopRefused(Message):
     """The state cannot be saved, so the task has not stopped as requested. All its ranks say so, and train on."""
 
-    name: ClassVar[str] = "stop-refused"
     generation: int
     rank: int
     step: int
@@ -419,7 +408,6 @@ class StopRefused(Message):
 class Configure(Message):
     """Join a generation."""
 
-    name: ClassVar[str] = "configure"
     generation: int
     stage: str
     """``interrupted``: the survivors finish the step that the fault broke; ``boundary``: start at a step boundary."""
@@ -462,7 +450,6 @@ class Hold(Message):
     A rank whose replica has lost no member computes the rest of its micro-batches first, in its replica's groups.
     """
 
-    name: ClassVar[str] = "hold"
     generation: int
     lost: list[str] = field(default_factory=list)
     """The workers whose ranks are lost; empty: it is not known who is, so all collectives are broken off."""
@@ -472,7 +459,6 @@ class Hold(Message):
 class Drain(Message):
     """Finish the step that all ranks agree on, answer ``Drained``, and wait."""
 
-    name: ClassVar[str] = "drain"
     generation: int
 
 
@@ -483,7 +469,6 @@ class Stop(Message):
     If the checkpoint cannot be written: answer ``StopRefused`` and go on, unless steps may be lost.
     """
 
-    name: ClassVar[str] = "stop"
     generation: int
     lose_steps: bool = False
     """Whether to stop also without a checkpoint."""
@@ -492,8 +477,6 @@ class Stop(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quit(Message):
     """Exit now, without a checkpoint."""
-
-    name: ClassVar[str] = "quit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -504,7 +487,6 @@ class Inject(Message):
     begins.
     """
 
-    name: ClassVar[str] = "inject"
     id: str
     kind: str
     argument: str = ""
@@ -515,15 +497,12 @@ class Inject(Message):
 class Incompatible(Message):
     """The agent and the process, which is to end, have no version of the protocol in common."""
 
-    name: ClassVar[str] = "incompatible"
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received(Message):
     """The oldest message without an answer is noted: neither the agent nor its successor needs it again."""
-
-    name: ClassVar[str] = "received"
 
 
 _OF_RANKS = (

@@ -3,6 +3,7 @@
 It is a list of named checks (``SelfTests.checks``), done in their order; the first that fails says what is wrong:
 
     processes     an isolated node has none
+    devices       none is lost, none needs a reset
     folders       those that ranks write to take a file
     fork server   starts a process, which is reached at the node's address
     compute       a product is what it must be, bit by bit, on the processor and on each device

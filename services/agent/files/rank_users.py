@@ -83,8 +83,7 @@ class RankUsers:
             raise Unavailable(f"the run directory {run_dir} cannot be made: {err.strerror or err}") from err
         problem = may_not_switch(os.geteuid(), Path("/proc/self/status").read_text()) or self._unreachable(run_dir)
         if problem:
-            entry = {"field": "rank_uids", "value": str(self), "problem": problem}
-            raise InvalidInput(f"rank_uids: {problem}", [entry])
+            raise InvalidInput.of("rank_uids", str(self), problem, f"rank_uids: {problem}")
 
     def _unreachable(self, run_dir: Path) -> str:
         """Return which of the files that every rank uses the first user of the range cannot reach; empty if none."""

@@ -74,10 +74,12 @@ def find(settings: Settings, local: str, server: str) -> NodeAddress:
     if remote:
         for setting, given in found.by_setting.items():
             if ipaddress.ip_address(given).is_loopback:
-                raise UnreachableAddress(
+                raise UnreachableAddress.of(
+                    setting,
+                    given,
+                    "a loopback address beside remote peers",
                     f"{given} is a loopback address and NATS is at {remote}, on another machine: set "
                     f"UNICRON_{setting.upper()} to an address that the other nodes reach, or leave it out",
-                    [{"field": setting, "value": given, "problem": "a loopback address beside remote peers"}],
                 )
     return found
 
@@ -170,5 +172,4 @@ def _interface(ip: str, present: Interfaces) -> str:
 
 
 def _invalid(setting: str, value: str, problem: str) -> InvalidInput:
-    errors = [{"field": setting, "value": value, "problem": problem}]
-    return InvalidInput(f"UNICRON_{setting.upper()}: {problem} (given: {value!r})", errors)
+    return InvalidInput.of(setting, value, problem, f"UNICRON_{setting.upper()}: {problem} (given: {value!r})")

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Mapping
 
+from shared.bus.cancellation import cancelled
 from shared.messages import probes
 from shared.messages.probes import ProbeTarget
 
@@ -102,8 +103,7 @@ async def _rate(name: str, target: ProbeTarget, what: bytes) -> float:
         return taken / max(seconds, 1e-9)
     finally:
         if sending is not None:
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+            await cancelled(sending)
         writer.close()
 
 

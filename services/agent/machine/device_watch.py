@@ -177,8 +177,9 @@ class DeviceWatch:
         known = {found.index for found in self.devices} or {index for index, _ in self._places.values()}
         if device not in known:
             problem = f"one of {', '.join(map(str, sorted(known)))} is allowed"
-            errors = [{"field": "device", "value": device, "problem": problem}]
-            raise InvalidInput(f"device {device}: node {self._node} has no such device; {problem}", errors)
+            raise InvalidInput.of(
+                "device", device, problem, f"device {device}: node {self._node} has no such device; {problem}"
+            )
         self._report(device, of_xid(xid), injected=True)
 
     # ---- in the thread

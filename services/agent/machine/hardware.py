@@ -206,8 +206,7 @@ def _refused(node: str, workers: Sequence[str], setting: str, visible: str | Non
         problem += f", with {', '.join(asked)}"
     allowed = f"set UNICRON_WORKERS_PER_NODE to {len(found.entries)} or less, or " if found.entries else "set "
     problem += f"; {allowed}UNICRON_HARDWARE=cpu for workers without devices"
-    errors = [{"field": "workers_per_node", "value": len(workers), "problem": problem}]
-    return NoDevice(f"node {node}: {problem}", errors)
+    return NoDevice.of("workers_per_node", len(workers), problem, f"node {node}: {problem}")
 
 
 def listed(visible: str | None) -> list[str] | None:

@@ -1,6 +1,6 @@
 """One rank process as the agent knows it, from its start to its end.
 
-``node.py`` keeps the processes of a node and changes them; commands and heartbeats read them.
+``slots.py`` keeps the processes of a node and changes them; commands and heartbeats read them.
 """
 
 from __future__ import annotations

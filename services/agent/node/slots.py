@@ -235,7 +235,7 @@ class Node:
             case messages.Identified() | messages.Checkpointed() | messages.CheckpointFailed() | messages.Copies():
                 return [self._reported(process, message, now)]
             case messages.Stopped():
-                # The signal comes first: a message that no signal can repeat is none.
+                # The signal is made first: a message of which none can be made (ValidationError) changes nothing.
                 signals = [self._stopped(process, message, now)] if message.rank == 0 else []
                 process.stopped, process.ending, process.step = message, True, message.step
                 return signals

@@ -23,6 +23,7 @@ from pydantic import TypeAdapter
 from services.agent.machine.proc import process_state
 from services.agent.node.process import Process
 from services.agent.versions import agreed
+from shared.bus.cancellation import cancelled
 from shared.bus.dropped import DroppedMessages
 from shared.bus.messages import Integer, decode, shown
 from shared.errors import Unavailable, Undecodable
@@ -248,8 +249,7 @@ class ForkServer:
         if self._writer is not None:
             self._writer.close()
         if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+            await cancelled(self._reading)
 
     async def _ask(self, request: dict[str, Any]) -> ForkServerEvent:
         """Send a request; return the event that answers it."""

@@ -20,6 +20,7 @@ from services.agent.files.rank_users import RankUsers
 from services.agent.node.process import Process
 from services.agent.node.slots import Node
 from services.agent.versions import agreed
+from shared.bus.cancellation import cancelled
 from shared.bus.dropped import DroppedMessages
 from shared.bus.messages import problems_of
 from shared.errors import Unavailable, Undecodable
@@ -92,9 +93,7 @@ class RankServer:
         """Close the socket and every connection."""
         if self._server is not None:
             self._server.close()
-        for task in self._handlers:
-            task.cancel()
-        await asyncio.gather(*self._handlers, return_exceptions=True)
+        await cancelled(*self._handlers)
 
     def send(self, process: Process, message: messages.Message) -> None:
         """Send a message, at once or when the process attaches.

@@ -48,14 +48,14 @@ class Inheritance:
         fork_servers: name of the socket on which the fork server listens for agents, in Linux's abstract namespace;
             those of other Pythons listen on names that begin so.
         record: the state of the node.
-        reports: to the supervisor; None in a test without one.
+        reports: to the supervisor.
     """
 
     supervisor: str
     ranks: socket.socket
     fork_servers: str
     record: RecordFile
-    reports: socket.socket | None = None
+    reports: socket.socket
 
     @property
     def ranks_name(self) -> str:
@@ -70,8 +70,7 @@ class Inheritance:
             answer: what the agent answers to probes.
             probes: listens for probes; the supervisor answers them while there is no agent.
         """
-        if self.reports is not None:
-            socket.send_fds(self.reports, [answer], [probes.fileno()])
+        socket.send_fds(self.reports, [answer], [probes.fileno()])
 
     def fork_server_name(self, python: str) -> str:
         """Return the name of the socket of a Python's fork server; empty: of the node's own."""
@@ -87,7 +86,6 @@ class Inheritance:
         Raises:
             OSError: the supervisor has ended.
         """
-        assert self.reports is not None
         try:
             listening = listener(self.fork_server_name(python))
         except OSError as err:
@@ -99,8 +97,7 @@ class Inheritance:
 
     def report_ending(self) -> None:
         """Report to the supervisor that the agent hands over: it answers probes no more."""
-        if self.reports is not None:
-            self.reports.send(ENDING)
+        self.reports.send(ENDING)
 
 
 def listener(name: str) -> socket.socket:
@@ -128,7 +125,6 @@ def arguments(inherited: Inheritance, parent: int) -> list[str]:
         inherited: what the agent gets; its descriptors have the same numbers there.
         parent: pid of the supervisor.
     """
-    assert inherited.reports is not None
     first, second = inherited.record.descriptors
     return [
         *("--supervisor", inherited.supervisor),
@@ -142,7 +138,6 @@ def arguments(inherited: Inheritance, parent: int) -> list[str]:
 
 def descriptors(inherited: Inheritance) -> list[int]:
     """Return the descriptors that another process must get."""
-    assert inherited.reports is not None
     return [inherited.ranks.fileno(), *inherited.record.descriptors, inherited.reports.fileno()]
 
 

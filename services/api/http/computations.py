@@ -114,32 +114,22 @@ class Computations:
 
     async def _until_left(self, request: Request, compute: Callable[[], T]) -> T:
         """Compute until that is done, the time is over or the client has left."""
-        done = anyio.Event()
-        failure: list[Exception] = []
-        found: list[T] = []
-
-        async def work() -> None:
-            try:
-                found.append(await self._compute(compute))
-            except Exception as err:
-                failure.append(err)
-            done.set()
+        failure: Exception = Busy("the client has left")  # nobody reads this answer
 
         async def watch() -> None:
             while (await request.receive())["type"] != "http.disconnect":
                 pass
-            done.set()
+            group.cancel_scope.cancel()
 
         async with anyio.create_task_group() as group:
-            group.start_soon(work)
             group.start_soon(watch)
-            await done.wait()
-            group.cancel_scope.cancel()
-        if failure:
-            raise failure[0]
-        if not found:
-            raise Busy("the client has left")  # nobody reads this answer
-        return found[0]
+            try:
+                return await self._compute(compute)
+            except Exception as err:  # the group would wrap it
+                failure = err
+            finally:
+                group.cancel_scope.cancel()
+        raise failure
 
 
 def _prepare() -> None:

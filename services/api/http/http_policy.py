@@ -38,7 +38,6 @@ _HEADERS = {
 class WrongHost(UnicronError):
     """The request names a host that this server is not known as."""
 
-    code = "wrong-host"
     status = 421
     exit_code = 2
 
@@ -46,7 +45,6 @@ class WrongHost(UnicronError):
 class CrossOrigin(UnicronError):
     """A page of another site asks for a change."""
 
-    code = "cross-origin"
     status = 403
     exit_code = 2
 
@@ -54,7 +52,6 @@ class CrossOrigin(UnicronError):
 class UnsupportedContentType(InvalidInput):
     """A body of another content type than JSON, YAML and archives."""
 
-    code = "unsupported-content-type"
     status = 415
 
 

@@ -53,7 +53,6 @@ class Problem(BaseModel):
 class TooLarge(InvalidInput):
     """A body above the limit."""
 
-    code = "too-large"
     status = 413
 
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from services.api.gateway import Gateway
 from services.api.notices.notice import Notice, Subject
 from services.api.notices.occasions import TYPES, Looker, Present
-from services.api.notices.queues import Queues, Sent, Turn
+from services.api.notices.queues import Queues, Sent
 from services.api.notices.receivers import Receiver, read_receivers
 from services.api.notices.sending import NoticeMetrics, Sender
 from shared.bus.cancellation import cancelled
@@ -116,14 +116,11 @@ class _ReceiverQueue:
                     return sent
             elif turn != seen:
                 seen, seen_s = turn, time.monotonic()
-            if turn is not None and self._is_free(turn, time.monotonic() - seen_s):
+            if turn is not None and (turn.sender in ("", self._id) or time.monotonic() - seen_s >= LEASE_S):
                 if await asyncio.to_thread(self._queues.take, name, self._id, turn):
                     ahead = turn.sent.position > api.feed.position  # the log is another one
                     return turn.sent.at(api.feed.position) if ahead else turn.sent
             await asyncio.sleep(_PAUSE_S)
-
-    def _is_free(self, turn: Turn, still_s: float) -> bool:
-        return turn.sender in ("", self._id) or still_s >= LEASE_S
 
     async def _send_while_ours(self, api: Gateway, sent: Sent) -> None:
         self._sent = sent

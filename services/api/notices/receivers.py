@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 from urllib.parse import urlsplit
 
 import yaml
@@ -146,6 +146,5 @@ def _text(path: Path, field: str) -> str:
 
 
 def _refused(path: Path, field: str, problem: str) -> InvalidInput:
-    where = f"{path}: {field}" if field else str(path)
-    errors: list[Any] = [{"field": "notices_file", "value": str(path), "problem": f"{field}: {problem}".lstrip(": ")}]
-    return InvalidInput(f"settings refused: notices_file: {where}: {problem}", errors)
+    said = f"{field}: {problem}".lstrip(": ")
+    return InvalidInput.of("notices_file", str(path), said, f"settings refused: notices_file: {path}: {said}")

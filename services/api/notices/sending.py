@@ -45,6 +45,8 @@ GIVE_UP_S = 24 * 3600.0
 class NotDelivered(Unavailable):
     """The receiver has not taken a notice."""
 
+    code = Unavailable.code
+
 
 class NoticeMetrics:
     """Takes note of what is sent to each receiver.

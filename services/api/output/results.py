@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from services.api.output.node_files import FileSource
 from services.api.output.search import ABSENCES
+from shared.bus.cancellation import cancelled
 from shared.errors import Corrupt, NotFound, Unavailable
 from shared.messages.node_files import CHUNK_BYTES, DescribeResult, FilesReply, ReadResult
 from shared.tasks.specification import IS, TaskState
@@ -56,7 +57,6 @@ class ResultFile:
 class RangeNotSatisfiable(NotFound):
     """A range that begins behind the end of the file."""
 
-    code = "range-not-satisfiable"
     status = 416
 
 
@@ -148,9 +148,7 @@ async def read_result(file: ResultFile, first: int, end: int) -> AsyncGenerator[
                     raise Corrupt(f"the result of {file.task!r} does not have the digest that its node computed")
             yield data
     finally:
-        for chunk in under_way:
-            chunk.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+        await cancelled(*under_way)
 
 
 async def _chunk(file: ResultFile, offset: int, limit: int) -> bytes:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from services.api.output.node_files import FileSource, list_files
 from services.api.output.owners import FileOwners, node_of
+from shared.bus.cancellation import cancelled
 from shared.errors import Unavailable
 from shared.messages.node_files import ListMetrics, ListOutput, RankFile
 
@@ -111,9 +112,7 @@ class FileSearch:
 
     async def close(self) -> None:
         """End the requests under way."""
-        for asked in self._asked.values():
-            asked.cancel()
-        await asyncio.gather(*self._asked.values(), return_exceptions=True)
+        await cancelled(*self._asked.values())
 
     async def _look_elsewhere(self, owners: FileOwners) -> None:
         """Look for the output of silent nodes: on the api's machine each time, on all other nodes once."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import uuid
 
 from services.api.access.access import Actor
-from services.api.gateway import READ_YOUR_WRITES_S, Gateway
+from services.api.gateway import Gateway
 from services.api.store.tables import INCIDENTS
 from shared.errors import Conflict
-from shared.events.union import Event, IncidentAcknowledged, IncidentNoted
+from shared.events.union import IncidentAcknowledged, IncidentNoted
 from shared.model import utc_now
 from shared.views.documents import IncidentView
 
@@ -29,7 +29,7 @@ async def note(api: Gateway, incident: str, who: Actor, text: str) -> None:
     event = IncidentNoted(
         event_id=str(uuid.uuid4()), occurred_at=utc_now(), incident=incident, text=text, actor=who.name
     )
-    await _append(api, event)
+    await api.add(event)  # the stream is that of all incidents, of which others come meanwhile
 
 
 async def acknowledge(api: Gateway, incident: str, who: Actor) -> None:
@@ -43,13 +43,8 @@ async def acknowledge(api: Gateway, incident: str, who: Actor) -> None:
         event = IncidentAcknowledged(
             event_id=str(uuid.uuid4()), occurred_at=utc_now(), incident=incident, actor=who.name
         )
-        await _append(api, event)
+        await api.add(event)
 
 
 async def _find(api: Gateway, incident: str) -> IncidentView:
     return await api.read(lambda views: views.find(INCIDENTS, incident))
-
-
-async def _append(api: Gateway, event: Event) -> None:
-    recorded = await api.append(event, None)  # the stream is that of all incidents, of which others come meanwhile
-    await api.feed.reach(recorded.position, timeout_s=READ_YOUR_WRITES_S)

@@ -98,4 +98,4 @@ def _check_evidence(asked: ReportRequest) -> None:
     else:
         problem = f"has {length} characters as JSON; at most {EVIDENCE_CHARACTERS} are allowed"
     if not 0 < length <= EVIDENCE_CHARACTERS:
-        raise InvalidInput(f"evidence: {problem}", [{"field": "evidence", "value": "", "problem": problem}])
+        raise InvalidInput.of("evidence", "", problem, f"evidence: {problem}")

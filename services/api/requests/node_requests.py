@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 
 from services.api.access.access import Actor
-from services.api.gateway import READ_YOUR_WRITES_S, Gateway
+from services.api.gateway import Gateway
 from services.api.store.tables import NODES
 from shared.errors import Conflict, Unavailable
 from shared.events.node_events import CheckResult
@@ -20,9 +20,6 @@ from shared.messages.self_test import run_self_test
 from shared.model import utc_now
 from shared.projections.nodes import AWAY
 from shared.views.documents import NodeState, NodeView
-
-_ATTEMPTS = 5
-"""How often a request is tried in all, where other events of its node are logged at the same time."""
 
 NodeEvent = NodeCordoned | NodeDraining | NodeReturned | NodeReported
 
@@ -131,19 +128,11 @@ async def restart_agent(api: Gateway, name: str) -> NodeView:
 
 async def request(api: Gateway, name: str, judge: Judge) -> NodeView:
     """Append the event that ``judge`` returns for the node's present state; return the node after it."""
-    for _ in range(_ATTEMPTS):
-        node = await api.read(lambda views: views.find(NODES, name))
-        event = await judge(node)
-        if event is None:
-            return node
-        try:
-            recorded = await api.append(event, node.version)
-        except Conflict:
-            await api.catch_up()
-            continue
-        await api.feed.reach(recorded.position, timeout_s=READ_YOUR_WRITES_S)
+
+    async def find() -> NodeView:
         return await api.read(lambda views: views.find(NODES, name))
-    raise Conflict(f"node {name!r} keeps changing; try again")
+
+    return await api.changed(find, judge, f"node {name!r}")
 
 
 async def _self_test(api: Gateway, node: NodeView) -> list[CheckResult]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from services.api import present
 from services.api.access.access import Actor
-from services.api.gateway import READ_YOUR_WRITES_S, Gateway, as_text
+from services.api.gateway import Gateway, as_text
 from services.api.route_parts.conditional import check_revision, etag
 from shared.errors import Conflict, InvalidInput
 from shared.events.union import TaskChanged, TaskDeleted, TaskResumeRequested, TaskStopRequested
@@ -19,9 +19,6 @@ from shared.interface.models import Task
 from shared.model import utc_now
 from shared.tasks.specification import ENDED, IS, TaskSpec, TaskState, parse_spec, refused
 from shared.views.documents import TaskView
-
-_ATTEMPTS = 5
-"""How often a request is tried in all, where other events of its task are logged at the same time."""
 
 CHANGEABLE = {"weight": (), "workers": ("min", "max")}
 """Fields of a specification that a task may change while it goes on, with those of their own."""
@@ -184,21 +181,13 @@ def _check_fields(patch: Mapping[str, Any]) -> None:
 
 async def _request(api: Gateway, name: str, who: Actor, if_match: str, judge: Judge) -> TaskView:
     """Append the event that ``judge`` returns for the task's present state; return the task after it."""
-    for _ in range(_ATTEMPTS):
-        task = await api.task(name)
+
+    async def judged(task: TaskView) -> TaskRequest | None:
         who.require_own(task.owner, f"task {name!r}")
         _check_revision(api, if_match, task)
-        event = judge(task)
-        if event is None:
-            return task
-        try:
-            recorded = await api.append(event, task.version)
-        except Conflict:
-            await api.catch_up()
-            continue
-        await api.feed.reach(recorded.position, timeout_s=READ_YOUR_WRITES_S)
-        return await api.task(name)
-    raise Conflict(f"task {name!r} keeps changing; try again")
+        return judge(task)
+
+    return await api.changed(lambda: api.task(name), judged, f"task {name!r}")
 
 
 def _check_goes_on(task: TaskView) -> None:

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence, Set
 
 from services.api.access.access import Actor
-from services.api.gateway import READ_YOUR_WRITES_S, Gateway
+from services.api.gateway import Gateway
 from services.api.requests import incident_requests
 from services.api.troubles.causes import causes
 from services.api.troubles.findings import read_findings
@@ -57,8 +57,7 @@ async def acknowledge(api: Gateway, key: str, who: Actor, checks: Sequence[Check
         event = TroubleAcknowledged(
             event_id=str(uuid.uuid4()), occurred_at=utc_now(), key=key, what=found.what, actor=who.name
         )
-        recorded = await api.append(event, None)
-        await api.feed.reach(recorded.position, timeout_s=READ_YOUR_WRITES_S)
+        await api.add(event)
     return (await _causes(api, checks)).get(key, found)
 
 

@@ -184,7 +184,7 @@ def check_order(start: datetime | None, end: datetime | None, names: tuple[str, 
     """
     if start is not None and end is not None and end < start:
         text = f"must not be before {names[0]}, {start.isoformat()}"
-        raise InvalidInput(f"{names[1]}: {text}", [{"field": names[1], "value": end.isoformat(), "problem": text}])
+        raise InvalidInput.of(names[1], end.isoformat(), text, f"{names[1]}: {text}")
 
 
 def submission_number(task: TaskView, asked: int | None) -> int:

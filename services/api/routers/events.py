@@ -138,7 +138,7 @@ async def events(
     types = _known(kinds or [])
     if follow and until is not None:
         problem = "not together with follow: a stream has no end"
-        raise InvalidInput(f"until: {problem}", [{"field": "until", "value": until.isoformat(), "problem": problem}])
+        raise InvalidInput.of("until", until.isoformat(), problem, f"until: {problem}")
     start = cursor if cursor is not None else after or 0
     if cursor is None and (last is not None or since is not None):
         start = max(start, await asyncio.to_thread(_start, api.journal.log, last, since, types))

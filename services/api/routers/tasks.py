@@ -117,7 +117,7 @@ async def tasks(
 
 def _not_with_deleted(states: list[TaskState]) -> InvalidInput:
     problem = "not together with deleted, which is a state of its own"
-    return InvalidInput(f"state: {problem}", [{"field": "state", "value": states[0].value, "problem": problem}])
+    return InvalidInput.of("state", states[0].value, problem, f"state: {problem}")
 
 
 def _tagged(api: Gateway, view: TaskView, response: Response) -> Task:

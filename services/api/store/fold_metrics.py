@@ -11,7 +11,7 @@ from datetime import datetime
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from services.api.store.batches import Batch
-from shared.views.documents import IncidentView, PlanState
+from shared.views.documents import PlanState
 
 DETECTION_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 """From an exit that the kernel reports at once to a hang in a slow region (``slow_region_timeout_s``)."""
@@ -64,17 +64,13 @@ class FoldMetrics:
                 self._detection.labels(kind).observe(_seconds(now.occurred_at, now.detected_at))
             elif before.severity != now.severity:
                 self._escalations.labels(severity).inc()
-            if now.restored_at is not None and not _restored(before):
+            if now.restored_at is not None and (before is None or before.restored_at is None):
                 self._recovery.labels(severity).observe(_seconds(now.occurred_at, now.restored_at))
         for plan_before, plan in batch.plans.changes():
             if plan_before is None:
                 self._plans.labels(plan.trigger.value, plan.response.value).inc()
             if plan.state is PlanState.FAILED and (plan_before is None or plan_before.state is not PlanState.FAILED):
                 self._failed_plans.inc()
-
-
-def _restored(incident: IncidentView | None) -> bool:
-    return incident is not None and incident.restored_at is not None
 
 
 def _seconds(start: datetime, end: datetime) -> float:

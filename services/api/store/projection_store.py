@@ -2,7 +2,7 @@
 
 One transaction writes the views together with the position up to which the log has been folded. One transaction, too,
 reads all views of one answer, so that they are of one position even if the fold goes on meanwhile. Tables:
-``services/api/store/tables.py``; the fold itself: ``services/api/projections``.
+``services/api/store/tables.py``; the fold itself: ``shared/projections``.
 """
 
 from __future__ import annotations

@@ -230,19 +230,10 @@ class ViewReader:
         row = self.connection.execute(_NEXT_SOLVED, {"position": position}).first()
         return None if row is None else self._parsed.view(PLANS, row.key, row.document).decided_at
 
-    def page(
-        self,
-        kind: Kind[V],
-        *,
-        after: int = 0,
-        limit: int | None = None,
-        states: Sequence[str] = (),
-        task: str = "",
-        newest: bool = False,
-    ) -> list[V]:
-        """Return views in the order of their positions; the arguments are those of ``rows``."""
-        found = self.rows(kind, "document", after=after, limit=limit, states=states, task=task, newest=newest)
-        return [self._parsed.view(kind, row.key, row.document) for row in found]
+    def page(self, kind: Kind[V], **part: Any) -> list[V]:
+        """Return views in the order of their positions; ``part``: the arguments of ``rows`` by name."""
+        rows = self.rows(kind, "document", **part)
+        return [self._parsed.view(kind, row.key, row.document) for row in rows]
 
     def rows(
         self,

@@ -42,6 +42,20 @@ PREFIX = f"api{SCHEMA_VERSION}_"
 """Before the name of each table: apis of two versions have tables of their own in one database during an upgrade."""
 
 
+_LISTED = {"list": "position", "states": "state position"}
+"""The indexes of views that are listed, also by state."""
+
+_TIMED = {**_LISTED, "times": "time_s position"}
+"""Those of views that are listed by time, too."""
+
+_OF_TASK = {"list": "task state position"}
+
+
+def _indexes(table: str, **columns: str) -> tuple[Index, ...]:
+    """Return the indexes of a table. ``columns``: those of each, separated by blanks, by the end of its name."""
+    return tuple(Index(f"{PREFIX}{table}_{name}", *each.split()) for name, each in columns.items())
+
+
 class Tables(SQLModel, registry=registry()):
     """Base of the tables: metadata of their own, so that dropping them never touches another part's tables."""
 
@@ -77,12 +91,7 @@ class TaskRow(Row, table=True):
     """Tasks."""
 
     __tablename__ = f"{PREFIX}tasks"
-    __table_args__ = (
-        Index(f"{PREFIX}tasks_list", "position"),
-        Index(f"{PREFIX}tasks_states", "state", "position"),
-        Index(f"{PREFIX}tasks_flop", "flop", "weighted_flop"),
-        Index(f"{PREFIX}tasks_times", "time_s", "position"),
-    )
+    __table_args__ = _indexes("tasks", **_TIMED, flop="flop weighted_flop")
 
     time_s: float
     """When it was submitted, seconds since the epoch."""
@@ -100,11 +109,7 @@ class IncidentRow(Row, table=True):
     """Incidents."""
 
     __tablename__ = f"{PREFIX}incidents"
-    __table_args__ = (
-        Index(f"{PREFIX}incidents_list", "position"),
-        Index(f"{PREFIX}incidents_states", "state", "position"),
-        Index(f"{PREFIX}incidents_times", "time_s", "position"),
-    )
+    __table_args__ = _indexes("incidents", **_TIMED)
 
     time_s: float
     """When it was detected, seconds since the epoch."""
@@ -116,20 +121,14 @@ class IncidentTask(Link, table=True):
     """Tasks of incidents."""
 
     __tablename__ = f"{PREFIX}incident_tasks"
-    __table_args__ = (Index(f"{PREFIX}incident_tasks_list", "task", "state", "position"),)
+    __table_args__ = _indexes("incident_tasks", **_OF_TASK)
 
 
 class PlanRow(Row, table=True):
     """Plans."""
 
     __tablename__ = f"{PREFIX}plans"
-    __table_args__ = (
-        Index(f"{PREFIX}plans_list", "position"),
-        Index(f"{PREFIX}plans_states", "state", "position"),
-        Index(f"{PREFIX}plans_claims", "reach_s", "start_s"),
-        Index(f"{PREFIX}plans_solved", "solved", "position"),
-        Index(f"{PREFIX}plans_times", "time_s", "position"),
-    )
+    __table_args__ = _indexes("plans", **_TIMED, claims="reach_s start_s", solved="solved position")
 
     time_s: float
     """When it was decided, seconds since the epoch."""
@@ -143,25 +142,21 @@ class PlanTask(Link, table=True):
     """Tasks of plans."""
 
     __tablename__ = f"{PREFIX}plan_tasks"
-    __table_args__ = (Index(f"{PREFIX}plan_tasks_list", "task", "state", "position"),)
+    __table_args__ = _indexes("plan_tasks", **_OF_TASK)
 
 
 class NodeRow(Row, table=True):
     """Nodes."""
 
     __tablename__ = f"{PREFIX}nodes"
-    __table_args__ = (Index(f"{PREFIX}nodes_list", "position"), Index(f"{PREFIX}nodes_states", "state", "position"))
+    __table_args__ = _indexes("nodes", **_LISTED)
 
 
 class SlowdownRow(Row, table=True):
     """Slowdowns of workers."""
 
     __tablename__ = f"{PREFIX}slowdowns"
-    __table_args__ = (
-        Index(f"{PREFIX}slowdowns_list", "position"),
-        Index(f"{PREFIX}slowdowns_states", "state", "position"),
-        Index(f"{PREFIX}slowdowns_times", "time_s", "position"),
-    )
+    __table_args__ = _indexes("slowdowns", **_TIMED)
 
     time_s: float
     """When it was found, seconds since the epoch."""
@@ -171,18 +166,16 @@ class SlowdownTask(Link, table=True):
     """Tasks of slowdowns."""
 
     __tablename__ = f"{PREFIX}slowdown_tasks"
-    __table_args__ = (Index(f"{PREFIX}slowdown_tasks_list", "task", "state", "position"),)
+    __table_args__ = _indexes("slowdown_tasks", **_OF_TASK)
 
 
 class SpanRow(Row, table=True):
     """Spans of nodes and tasks."""
 
     __tablename__ = f"{PREFIX}spans"
-    __table_args__ = (
-        Index(f"{PREFIX}spans_list", "position"),
-        # With the columns that WAF over time adds up: it then reads no row of the table.
-        Index(f"{PREFIX}spans_claims", "reach_s", "start_s", "end_s", "achieved_flop", "healthy_flop"),
-        Index(f"{PREFIX}spans_starts", "start_s"),
+    # With the columns that WAF over time adds up: it then reads no row of the table.
+    __table_args__ = _indexes(
+        "spans", list="position", claims="reach_s start_s end_s achieved_flop healthy_flop", starts="start_s"
     )
 
     start_s: float
@@ -250,7 +243,7 @@ class SettledRow(Amounts, table=True):
     """Amounts of settled times that meet, none of which goes beyond a day of UTC; the first begins infinitely early."""
 
     __tablename__ = f"{PREFIX}settled"
-    __table_args__ = (Index(f"{PREFIX}settled_times", "start_s"),)
+    __table_args__ = _indexes("settled", times="start_s")
 
     start_s: float = Field(primary_key=True)
     end_s: float
@@ -260,7 +253,7 @@ class TotalRow(Amounts, table=True):
     """Amounts of all settled times together."""
 
     __tablename__ = f"{PREFIX}settled_totals"
-    __table_args__ = (Index(f"{PREFIX}settled_totals_costliest", "dimension", "worker_s"),)
+    __table_args__ = _indexes("settled_totals", costliest="dimension worker_s")
 
 
 V = TypeVar("V", bound=Model)

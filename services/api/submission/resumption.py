@@ -97,7 +97,7 @@ def _changed(earlier: TaskSpec, spec: TaskSpec) -> Iterator[tuple[str, object, s
 
 
 def _data(spec: TaskSpec) -> str:
-    """Return what the data of a task are. Which file a script is that has no others may change."""
+    """Return what a task's data are: their path; of a script that names none, the same for any script."""
     # A path that was logged relative was used from here.
     return "the script's own" if spec.data == spec.script else os.path.abspath(spec.data)
 

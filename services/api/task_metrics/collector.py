@@ -18,6 +18,7 @@ from services.api.output.search import FileSearch, FoundFile
 from services.api.store.readers import ViewReader
 from services.api.store.tables import ATTEMPTS, TASKS
 from services.api.task_metrics.metric_store import Known, MetricStore, NewLines, file_key
+from shared.bus.cancellation import cancelled
 from shared.errors import NotFound, Unavailable
 from shared.messages.node_files import ListMetrics, ReadMetrics
 from shared.tasks.specification import ENDED, TaskState
@@ -75,7 +76,7 @@ class Collector:
 
     async def refresh(self, task: str) -> list[str]:
         """Read what is new of a task; return the nodes that did not answer, whose values may be missing."""
-        sources = self._tasks.setdefault(task, _Sources(self._search(task)))
+        sources = self._tasks.setdefault(task, _Sources(FileSearch(task, self._own, self._source, ListMetrics)))
         if sources.reading is None and time.monotonic() >= sources.due_s:
             sources.reading = asyncio.create_task(self._read_or_warn(task, sources))
         if sources.reading is not None:
@@ -100,14 +101,9 @@ class Collector:
     async def close(self) -> None:
         """End what is under way."""
         reading = [sources.reading for sources in self._tasks.values() if sources.reading is not None]
-        for one in reading:
-            one.cancel()
-        await asyncio.gather(*reading, return_exceptions=True)
+        await cancelled(*reading)
         await asyncio.gather(*(sources.search.close() for sources in self._tasks.values()))
         await asyncio.to_thread(self.store.close)
-
-    def _search(self, task: str) -> FileSearch:
-        return FileSearch(task, self._own, self._source, ListMetrics)
 
     async def _read_or_warn(self, task: str, sources: _Sources) -> None:
         begun_s = time.monotonic()

@@ -55,8 +55,7 @@ def causes(known: Findings) -> list[Trouble]:
         *_waiting(known),
         *_unreachable(known),
         *_reported(known),
-        *_refused(known),
-        *_slow_nodes(known),
+        *_preflights(known),
         *_slow(known),
     ]
     return sorted(
@@ -401,36 +400,25 @@ def _reported(known: Findings) -> Iterator[Trouble]:
         )
 
 
-def _refused(known: Findings) -> Iterator[Trouble]:
-    """Yield the nodes that their preflight keeps out: an operator has to mend them, or to use them as they are."""
-    for node in known.out.values():
-        if node.preflight:
-            yield Trouble(
-                key=f"preflight {node.name}",
-                kind="reported",
-                grave=False,
-                needs_somebody=True,
-                state="refused",
-                what=f"The preflight of {node.name} was refused: {node.preflight}",
-                todo=[f"Mend it and start its agent again; `unicron return {node.name}` uses it as it is."],
-                cost_basis="not known: it is not used",
-                nodes=[node.name],
-            )
-
-
-def _slow_nodes(known: Findings) -> Iterator[Trouble]:
-    """Yield the nodes in use that are slow beside others of which the preflight came later."""
-    for node in known.slow_nodes:
+def _preflights(known: Findings) -> Iterator[Trouble]:
+    """Yield the nodes that their preflight keeps out, and those in use that it has shown to be slow since."""
+    for node in (*(node for node in known.out.values() if node.preflight), *known.slow_nodes):
+        name, kept_out = node.name, node.name in known.out
+        do = (
+            f"Mend it and start its agent again; `unicron return {name}` uses it as it is."
+            if kept_out
+            else f"Look at {name}; `unicron drain {name}` empties it, to be mended and measured again."
+        )
         yield Trouble(
-            key=f"preflight {node.name}",
+            key=f"preflight {name}",
             kind="reported",
             grave=False,
             needs_somebody=True,
-            state="slow",
-            what=f"The preflight of {node.name} has found it slow: {node.preflight}",
-            todo=[f"Look at {node.name}; `unicron drain {node.name}` empties it, to be mended and measured again."],
-            cost_basis="not known: its ranks train on",
-            nodes=[node.name],
+            state="refused" if kept_out else "slow",
+            what=f"The preflight of {name} {'was refused' if kept_out else 'has found it slow'}: {node.preflight}",
+            todo=[do],
+            cost_basis="not known: it is not used" if kept_out else "not known: its ranks train on",
+            nodes=[name],
         )
 
 

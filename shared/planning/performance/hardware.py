@@ -75,9 +75,7 @@ def profile(name: str) -> Hardware:
     """
     if name not in _profiles():
         problem = f"unknown; known: {', '.join(names())}"
-        raise InvalidInput(
-            f"hardware: {name!r} is {problem}", [{"field": "hardware", "value": name, "problem": problem}]
-        )
+        raise InvalidInput.of("hardware", name, problem, f"hardware: {name!r} is {problem}")
     fields = _profiles()[name]
     return Hardware(name=name, **{field: fields[field] for field in Hardware._fields if field != "name"})
 
@@ -95,5 +93,5 @@ def measured(base: Hardware, **numbers: float) -> Hardware:
         elif not (math.isfinite(value) and value > 0):
             problem = "must be finite and above 0"
         if problem:
-            raise InvalidInput(f"{field}: {problem}", [{"field": field, "value": repr(value), "problem": problem}])
+            raise InvalidInput.of(field, repr(value), problem, f"{field}: {problem}")
     return base._replace(**numbers)  # type: ignore[arg-type]

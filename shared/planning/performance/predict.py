@@ -107,10 +107,7 @@ def throughput(
 
 def _recompute(value: str | None) -> Any:
     if value is not None and value not in RECOMPUTES:
-        problem = f"must be one of {', '.join(RECOMPUTES)}"
-        raise InvalidInput(
-            f"recompute: {value!r} {problem}", [{"field": "recompute", "value": value, "problem": problem}]
-        )
+        raise InvalidInput.of("recompute", value, f"must be one of {', '.join(RECOMPUTES)}")
     return value
 
 
