@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from shared.events.union import TaskStopped
 from shared.service.tokens import Scope
 from shared.settings.model import Settings
 from tests.api.kit import Server, bearer
@@ -130,6 +131,26 @@ async def test_a_note_is_shown_as_it_was_written(cluster: Server) -> None:
         await browser.shows("#incident-rows td", "last of 2 notes")
         notes = (await cluster.http.get("/v1/incidents/i1")).json()["notes"]
         assert [one["text"] for one in notes] == [MARKUP, "the switch of rack 4"]
+        browser.check()
+
+
+async def test_a_task_that_was_stopped_is_resumed_and_deleted_on_its_page(cluster: Server) -> None:
+    await cluster.append(TaskStopped, task="gpt", generation=3, step=95, path="/step-95")
+    async with browsing(cluster) as browser:
+        await browser.open()
+        await browser.page.locator("#task-rows a", has_text="gpt").click()
+        await browser.shows("#tasks-heading", "Task gpt")
+        await ask(browser, "Resume task gpt")
+        await confirm(browser)
+        await browser.shows("#message", "Task gpt goes on.")
+        assert "task.submitted" in (await event_types(cluster))[-3:]
+        await cluster.append(TaskStopped, task="gpt", generation=0, step=95, path="/step-95")
+        await ask(browser, "Delete task gpt")
+        await confirm(browser)
+        await browser.shows("#message", "Task gpt is deleted.")
+        assert (await event_types(cluster))[-1] == "task.deleted"
+        await browser.shows("#task-rows", "it is in no list")
+        assert not await browser.page.get_by_role("button", name="Delete task gpt").count()
         browser.check()
 
 

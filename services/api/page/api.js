@@ -60,19 +60,24 @@ export function tagged(path) {
     async (answer) => ({ found: await answer.json(), tag: answer.headers.get("ETag") }));
 }
 
-function change(method, path, body, type, headers) {
+function change(method, path, body, type = "application/json", headers = {}) {
   const signal = AbortSignal.timeout(CHANGE_MS);
   return request(path, { method, body, signal, headers: { "Content-Type": type, ...headers } }, json);
 }
 
 /** Ask for a change; return the JSON of the answer. */
-export function post(path, body, { type = "application/json", headers = {} } = {}) {
+export function post(path, body, { type, headers } = {}) {
   return change("POST", path, body, type, headers);
 }
 
 /** Change fields of what is as it was when `tag` was read: 412 if it is not; return the JSON of the answer. */
 export function patch(path, fields, tag) {
   return change("PATCH", path, JSON.stringify(fields), "application/merge-patch+json", { "If-Match": tag });
+}
+
+/** Delete what is at a path; return the JSON of the answer. */
+export function remove(path) {
+  return change("DELETE", path);
 }
 
 /** Return a random text, for the header Idempotency-Key. */

@@ -1,7 +1,7 @@
 // The table of tasks.
 
 import { confirmed, sayWhyNot } from "./actions.js";
-import { patch, post, tagged } from "./api.js";
+import { patch, post, remove, tagged } from "./api.js";
 import { badge, letter } from "./colours.js";
 import { byId, element, keyed, setText, showActions, tableRow } from "./dom.js";
 import { isOpen } from "./incidents.js";
@@ -88,6 +88,7 @@ function left(task) {
 
 function troubles(task) {
   const found = [];
+  if (task.deleted_at) found.push(`deleted at ${clock(task.deleted_at)}: it is in no list`);
   if (task.reason) found.push(task.reason);
   if (task.wait?.until) found.push(`starts again at ${clock(task.wait.until)}${task.wait.reason === task.reason ? "" : `: ${task.wait.reason}`}`);
   if (task.stop_refused) found.push(`not stopped: ${task.stop_refused.reason}`);
@@ -120,8 +121,13 @@ function fillRow(row, { task, hit }) {
   keyed(incidents, hit, { key: ({ id }) => id, make: incidentLine, update: (line, { open }) => { line.lastChild.textContent = open ? " is open" : ""; } });
   cells(task).forEach((text, index) => { rest[index].textContent = String(text); });
   row.className = task.state;
-  const goesOn = !ENDED.has(task.state) && task.state !== "stopping";
-  showActions(action, goesOn && mayChange(task) ? [weightAction(task.name), stopAction(task.name)] : []);
+  showActions(action, actionsOf(task));
+}
+
+function actionsOf(task) {
+  if (!mayChange(task) || task.state === "stopping" || task.deleted_at) return [];
+  if (!ENDED.has(task.state)) return [weightAction(task.name), stopAction(task.name)];
+  return [...(task.state === "succeeded" ? [] : [resumeAction(task.name)]), deleteAction(task.name)];
 }
 
 /** Return a reason: its beginning, and the rest for whoever opens it. */
@@ -149,6 +155,29 @@ function stopAction(name) {
     send: () => post(`${pathOf(name)}/stop`),
   });
   return { text: "Stop", label: `Stop task ${name}`, act };
+}
+
+/** Return the action by which a task that was stopped, has failed or waits for somebody goes on. */
+export function resumeAction(name) {
+  const act = () => confirmed({
+    heading: `Resume task ${name}?`,
+    text: "It goes on from its newest checkpoint, with its last specification. If it has failed, mend the cause before: else it fails again.",
+    yes: "Resume",
+    done: `Task ${name} goes on.`,
+    send: () => post(`${pathOf(name)}/resume`),
+  });
+  return { text: "Resume", label: `Resume task ${name}`, act };
+}
+
+function deleteAction(name) {
+  const act = () => confirmed({
+    heading: `Delete task ${name}?`,
+    text: "It is listed no more. Its events stay in the log, its checkpoints and its output on storage; a later submission of the name goes on from there.",
+    yes: "Delete",
+    done: `Task ${name} is deleted.`,
+    send: () => remove(pathOf(name)),
+  });
+  return { text: "Delete", label: `Delete task ${name}`, act };
 }
 
 function weightAction(name) {

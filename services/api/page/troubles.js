@@ -7,6 +7,7 @@ import { byId, element, keyed, setText, showActions } from "./dom.js";
 import { acknowledgeAction, noteAction } from "./incidents.js";
 import { reference } from "./links.js";
 import { mayChange, maySubmit } from "./rights.js";
+import { resumeAction } from "./tasks.js";
 import { clock, count, duration, secondsBetween, thanUsual, timeOfDay } from "./text.js";
 
 const NAME = "Unicron";
@@ -131,15 +132,4 @@ function takeAction({ key, what }) {
     send: () => post(`/v1/troubles/${encodeURIComponent(key)}/acknowledge`),
   });
   return { text: "Acknowledge", label: `Acknowledge cause ${key}`, act }; // what it says may change while it has the focus
-}
-
-function resumeAction(name) {
-  const act = () => confirmed({
-    heading: `Resume task ${name}?`,
-    text: "It goes on from its newest checkpoint, with its last specification. Mend the cause before: else it fails again.",
-    yes: "Resume",
-    done: `Task ${name} goes on.`,
-    send: () => post(`/v1/tasks/${encodeURIComponent(name)}/resume`),
-  });
-  return { text: "Resume", label: `Resume task ${name}`, act };
 }
