@@ -134,6 +134,38 @@ def test_version_is_stated_once() -> None:
                 assert stated == of["project"]["version"], path
 
 
+NAMED = re.compile(
+    r"unicron(?:[-_](?:cluster|control|worker|chart))?(?:==|:|-)(\d+\.\d+\.\d+)"
+    r"|newTag: \"(\d[^\"]*)\"|^appVersion: (.+)$|^version: (\d.+)$",
+    re.MULTILINE,
+)
+"""A version of a distribution, an image or the chart of ours."""
+
+NAMING = {
+    *("pyproject.toml", "docker-compose.yml", "deploy/helm/Chart.yaml", "deploy/helm/values.yaml", "docs/deploy.md"),
+    *("deploy/kubernetes/base/kustomization.yaml", "deploy/kubernetes/overlays/reservation/kustomization.yaml"),
+    *("docs/deploy/compose.md", "docs/deploy/kubernetes.md", "docs/trouble-from-outside.md"),
+}
+"""Files that name one."""
+
+
+def test_whatever_names_a_version_of_ours_names_the_same() -> None:
+    """What is built of one commit fits together, and a command of the documentation finds what is built."""
+    version = PROJECT["project"]["version"]
+    assert LIBRARY["project"]["version"] == version
+    files = [
+        path
+        for pattern in ("*.toml", "*.yml", "*.md", "deploy/**/*.yaml", "deploy/**/*.yml", "docs/**/*.md")
+        for path in ROOT.glob(pattern)
+        if path.name not in ("CHANGELOG.md", "THIRD-PARTY-NOTICES.md")
+    ]
+    found = {
+        str(path.relative_to(ROOT)): {next(filter(None, one)) for one in NAMED.findall(path.read_text())}
+        for path in files
+    }
+    assert {name: versions for name, versions in found.items() if versions} == {name: {version} for name in NAMING}
+
+
 def test_make_knows_the_targets_that_scripts_depend_on() -> None:
     for target in ("install", "demo", "test", "check", "test-nightly", "test-cluster", "test-no-false-alarm"):
         result = subprocess.run(
