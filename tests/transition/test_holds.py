@@ -82,6 +82,6 @@ def test_each_rank_decides_as_if_it_knew_all_who_are_lost(
     members = [member.worker for member in begun.members]
     for rank, worker in enumerate(members):
         if worker not in lost:
-            told = commands[node_of(worker)].lost
-            assert set(told) <= set(lost)
-            assert spares(members, begun.layout, rank, told) == spares(members, begun.layout, rank, lost)
+            named = commands[node_of(worker)].lost
+            assert set(named) <= set(lost)
+            assert spares(members, begun.layout, rank, named) == spares(members, begun.layout, rank, lost)
