@@ -11,11 +11,14 @@ import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from pyroute2 import IPRoute
 
 from tests.nats_server import OpenServer
+
+if TYPE_CHECKING:
+    from pyroute2 import IPRoute  # the whole of it takes a third of a second, in every process that collects tests
 
 CLONE_NEWNET = 0x40000000
 HUB = "198.51.100.1"
@@ -30,6 +33,8 @@ class Network:
     """The hub, which the test is on, and two machines beside it."""
 
     def __init__(self) -> None:
+        from pyroute2 import IPRoute
+
         self._home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         self._namespaces = [self._unshare() for _ in range(MACHINES)]
         self._hub = self._unshare()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import io
 import json
@@ -33,14 +34,31 @@ HELM_S = 60.0
 """For a rendering, which takes a fifth of a second."""
 
 Record = dict[str, Any]
-FILES = chart.files()
-VALUES: Record = yaml.safe_load(FILES["values.yaml"])
-SCHEMA: Record = json.loads(FILES["values.schema.json"])
 
 
-def leaves(values: Record, path: str = ".Values") -> Iterator[tuple[str, Any]]:
+@functools.cache
+def files() -> dict[str, str]:
+    """Return the files of the chart, for which kustomize runs."""
+    return chart.files()
+
+
+@functools.cache
+def values() -> Record:
+    """Return the chart's own values."""
+    found: Record = yaml.safe_load(files()["values.yaml"])
+    return found
+
+
+@functools.cache
+def schema() -> Record:
+    """Return the schema of the values."""
+    found: Record = json.loads(files()["values.schema.json"])
+    return found
+
+
+def leaves(tree: Record, path: str = ".Values") -> Iterator[tuple[str, Any]]:
     """Yield the expression and the default of each value."""
-    for name, value in values.items():
+    for name, value in tree.items():
         yield from leaves(value, f"{path}.{name}") if isinstance(value, dict) else [(f"{path}.{name}", value)]
 
 
@@ -71,19 +89,19 @@ def normal(documents: list[Record]) -> list[Record]:
 
 def test_by_itself_it_is_what_the_overlay_production_is() -> None:
     """As text, which is all that the expressions need."""
-    text = FILES["templates/unicron.yaml"].replace("{{ .Release.Namespace }}", "unicron")
-    for expression, value in leaves(VALUES):
+    text = files()["templates/unicron.yaml"].replace("{{ .Release.Namespace }}", "unicron")
+    for expression, value in leaves(values()):
         text = text.replace(f"{{{{ {expression} }}}}", str(value))
     assert "{{" not in text
     assert normal(list(yaml.safe_load_all(text))) == normal(list(built("production")))
 
 
 def test_every_value_is_used_and_described() -> None:
-    used = set(re.findall(r"\.Values\.[\w.]+", "".join(text for name, text in FILES.items() if "templates/" in name)))
-    assert used == {expression for expression, _ in leaves(VALUES)}
+    used = set(re.findall(r"\.Values\.[\w.]+", "".join(text for name, text in files().items() if "templates/" in name)))
+    assert used == {expression for expression, _ in leaves(values())}
     described = {
         f".Values.{part}.{name}"
-        for part, of in SCHEMA["properties"].items()
+        for part, of in schema()["properties"].items()
         if "properties" in of
         for name in of["properties"]
     }
@@ -91,25 +109,27 @@ def test_every_value_is_used_and_described() -> None:
 
 
 def test_its_own_values_follow_its_schema() -> None:
-    validator = jsonschema.Draft7Validator(SCHEMA)
-    validator.check_schema(SCHEMA)
-    assert list(validator.iter_errors(VALUES)) == []
+    validator = jsonschema.Draft7Validator(schema())
+    validator.check_schema(schema())
+    assert list(validator.iter_errors(values())) == []
     wrong = {"agents": {"gpus": "8"}, "images": {"worker": "unicron-worker:latest"}, "checkpoints": {"url": "s3://'"}}
     assert len(list(validator.iter_errors(wrong))) == len(wrong)
 
 
 def test_versions_are_the_projects() -> None:
-    about = yaml.safe_load(FILES["Chart.yaml"])
+    about = yaml.safe_load(files()["Chart.yaml"])
     assert about["version"] == about["appVersion"] == VERSION
-    assert (VALUES["images"]["control"], VALUES["images"]["worker"]) == (
+    assert (values()["images"]["control"], values()["images"]["worker"]) == (
         f"unicron-control:{VERSION}",
         f"unicron-worker:{VERSION}",
     )
 
 
 def test_the_watcher_lists_nodes_and_can_do_nothing_else() -> None:
-    text = FILES["templates/watch.yaml"].removeprefix("{{- if .Values.watch.enabled }}\n").removesuffix("{{- end }}\n")
-    for expression, value in {".Release.Namespace": "own", **dict(leaves(VALUES))}.items():
+    text = (
+        files()["templates/watch.yaml"].removeprefix("{{- if .Values.watch.enabled }}\n").removesuffix("{{- end }}\n")
+    )
+    for expression, value in {".Release.Namespace": "own", **dict(leaves(values()))}.items():
         text = text.replace(f"{{{{ {expression} }}}}", str(value))
     found = {one["kind"]: one for one in yaml.safe_load_all(text)}
     for one in found.values():
@@ -121,7 +141,7 @@ def test_the_watcher_lists_nodes_and_can_do_nothing_else() -> None:
     assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     (container,) = pod["spec"]["containers"]
     assert (container["image"], container["command"]) == (
-        VALUES["images"]["control"],
+        values()["images"]["control"],
         ["unicron", "watch", "kubernetes"],
     )
     assert {one["name"] for one in container["env"]} == {"UNICRON_SERVER", "UNICRON_TOKEN"}

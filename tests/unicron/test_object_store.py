@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from fsspec.registry import known_implementations
-from moto.server import ThreadedMotoServer
 
 from unicron.checkpoint import archive, parts, storage, target
 from unicron.checkpoint.archive import Manifest
@@ -24,6 +23,8 @@ VALUES = torch.arange(6.0)
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """An S3 server; its address."""
+    from moto.server import ThreadedMotoServer  # half a second, in every process that collects tests
+
     moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     moto.start()
     host, port = moto.get_host_and_port()
