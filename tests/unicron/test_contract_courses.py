@@ -30,10 +30,9 @@ KILL_OR_SLEEP = pytest.mark.parametrize("kind", ["kill", pytest.param("sleep", m
 
 GATE = (
     Course(DP3, (CourseFault("2", "kill"), CourseFault("update", "sleep", (2,))), "silent"),
-    Course(PP, (CourseFault("reduce", "exception"),)),
+    Course(PP, (CourseFault("reduce:1", "communication"), CourseFault("reduce", "exception"))),
     Course(DP2, (CourseFault("update", "kill"),), "silent", sharded=True),
     Course(TP, (CourseFault("1.backward", "communication"),), "silent", variables=LAGS),
-    Course(PP, (CourseFault("reduce:1", "communication"),)),
     Course(PP, (CourseFault("1", "kill"),), "silent", returns=True, ahead=True),
     Course(DP2, (CourseFault("gather", "communication"),), "silent", sharded=True, ahead=True),
 )
@@ -41,6 +40,8 @@ GATE = (
 
 SHORT = (
     *GATE,
+    Course(PP, (CourseFault("reduce", "exception"),)),
+    Course(PP, (CourseFault("reduce:1", "communication"),)),
     Course(DP3, (CourseFault("update", "exception"), CourseFault("reduce", "kill", (2,)))),
     Course(DP3, (CourseFault("2", "exception", (1, 2)),)),
     Course(TP, (CourseFault("2", "sleep"),), "silent"),

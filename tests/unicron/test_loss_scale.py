@@ -157,10 +157,13 @@ async def test_gradients_of_sums_are_divided_by_the_tokens_of_the_global_batch(
     ("changes", "factor"),
     [
         ([PER_TOKEN], "512 times"),  # Megatron's own loss function, whose mean is committed: 8 times 64 tokens
-        ([*LOOP_SCALES[1:]], "0.001953 times"),  # divided by M and the tokens twice
-        (
+        pytest.param(  # divided by M and the tokens twice
+            [*LOOP_SCALES[1:]], "0.001953 times", marks=pytest.mark.slow
+        ),
+        pytest.param(
             [PER_TOKEN, MASKED, ("return total, tokens.to", "return total / tokens.clamp(min=1) / 8, tokens.to")],
             "times",
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["per-token", "divided-twice", "divided-and-summed"],
