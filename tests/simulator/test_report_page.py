@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections import Counter
@@ -84,12 +85,18 @@ def material(*, seeds: int = 2, endless: bool = True) -> Material:
     )
 
 
+@functools.cache
+def usual_page() -> str:
+    """Return the page of the usual material, whose pictures take half a second."""
+    return page(material())
+
+
 def _never(problem: Problem) -> tuple[Solution, list[Solution]]:
     raise AssertionError("a page decides nothing")
 
 
 def test_the_page_is_well_formed_and_nothing_is_from_elsewhere() -> None:
-    text = page(material())
+    text = usual_page()
     reader = Reader()
     reader.feed(text)
     assert reader.open == []
@@ -104,7 +111,7 @@ def test_the_page_is_well_formed_and_nothing_is_from_elsewhere() -> None:
 
 
 def test_what_comes_from_files_is_escaped() -> None:
-    text = page(material())
+    text = usual_page()
     assert "drawn &lt;by hand&gt;" in text
     assert "a &lt;paper&gt;" in text
     assert "<li>a &amp; b</li>" in text
@@ -112,8 +119,8 @@ def test_what_comes_from_files_is_escaped() -> None:
 
 
 def test_several_seeds_are_said_to_be_means() -> None:
-    assert "2 seeds" in page(material())
-    assert "for the first seed" in page(material())
+    assert "2 seeds" in usual_page()
+    assert "for the first seed" in usual_page()
     assert "first seed" not in page(material(seeds=1))
 
 
@@ -121,7 +128,7 @@ def test_where_tasks_end_completion_times_are_shown() -> None:
     text = page(material(endless=False))
     assert "Completion times" in text
     assert "68 min" in text
-    assert "Completion times" not in page(material())
+    assert "Completion times" not in usual_page()
 
 
 @pytest.mark.parametrize("file_format", ["svg", pytest.param("png", marks=pytest.mark.slow)])
