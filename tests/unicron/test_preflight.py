@@ -11,32 +11,42 @@ from pathlib import Path
 
 import pytest
 
+from tests.unicron.zygote import zygote
+
 QUANTITIES = ["disk write", "disk read", "host memory", "processor matrix products", "all-reduce"]
 
 
-def run(folder: Path, part_s: float) -> list[dict[str, object]]:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the program writes and reads."""
+    (made := tmp_path / "measured").mkdir()
+    return made
+
+
+def run(folder: Path, part_s: float, output: Path) -> list[dict[str, object]]:
+    """Run the program, forked from a process that has imported torch; it prints into a folder."""
+    output.mkdir()
     request = {"folder": str(folder), "devices": 0, "part_s": part_s}
-    command = [sys.executable, "-P", "-m", "unicron.process.preflight", json.dumps(request)]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return [json.loads(line) for line in answer.stdout.splitlines()]
+    zygote().run(["-m", "unicron.process.preflight", json.dumps(request)], output)
+    return [json.loads(line) for line in (output / "output").read_text().splitlines()]
 
 
-def test_a_machine_without_devices_is_measured_and_nothing_stays(tmp_path: Path) -> None:
-    found = run(tmp_path, 50.0)
+def test_a_machine_without_devices_is_measured_and_nothing_stays(folder: Path, tmp_path: Path) -> None:
+    found = run(folder, 50.0, tmp_path / "first")
     assert [line.get("quantity") for line in found] == QUANTITIES
     assert all(float(str(line["value"])) > 0 for line in found)
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_a_part_that_fails_or_is_late_leaves_the_others(tmp_path: Path) -> None:
-    found = run(tmp_path / "none", 50.0)
+def test_a_part_that_fails_or_is_late_leaves_the_others(folder: Path, tmp_path: Path) -> None:
+    found = run(folder / "none", 50.0, tmp_path / "first")
     assert str(found[0]["problem"]).startswith("disk: FileNotFoundError")
     assert [line.get("quantity") for line in found[1:]] == QUANTITIES[2:]
-    assert run(tmp_path, 0.0) == [
+    assert run(folder, 0.0, tmp_path / "second") == [
         {"problem": f"{name}: not done within 0 s"} for name in ("disk 0", "node 0", "all-reduce 0", "all-reduce 1")
     ]
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 def neighbour(port: int, part_s: float, listener: socket.socket | None = None) -> subprocess.Popen[str]:
