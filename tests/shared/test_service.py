@@ -151,9 +151,10 @@ async def test_exit_codes(start: Start, how: str, code: int, words: str) -> None
     ("variables", "words"),
     [
         ({"UNICRON_PORT": "none"}, ["invalid-input: ", "port: ", "given: 'none'"]),
-        (
+        pytest.param(
             {"UNICRON_HEARTBEAT_INTERVAL_S": "2", "UNICRON_NODE_TIMEOUT_S": "1.25"},
             ["invalid-input: ", "heartbeat_interval_s: must be less than node_timeout_s, which is 1.25", "given: 2.0"],
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -40,6 +40,7 @@ def evaluations(*outputs: Path) -> dict[str, str]:
     return dict(line.split(": ", 1) for line in lines)
 
 
+@pytest.mark.slow
 async def test_it_heals_in_a_step_and_in_its_evaluation(tmp_path: Path, spec_file: SpecFile) -> None:
     script = changed_example("nanogpt.py", FEWER.items(), tmp_path)
     (folder := tmp_path / "alone").mkdir()
