@@ -18,7 +18,7 @@ from tests.cluster.machine import Machine, Process
 from tests.cluster.network import ROOT, Network
 from tests.condition import until_blocking
 
-pytestmark = [pytest.mark.cluster, pytest.mark.short]
+pytestmark = pytest.mark.cluster
 
 PORT = 5000
 HOSTS = "127.0.0.1 localhost\n"

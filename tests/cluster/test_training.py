@@ -52,7 +52,9 @@ def test_a_killed_rank_heals(bed: Bed, recorded: Recorded, corpus: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "fault", [pytest.param(cut_links, marks=pytest.mark.short), cut_power, end_supervisor], ids=lambda f: f.__name__
+    "fault",
+    [pytest.param(cut_links, marks=pytest.mark.short), cut_power, end_supervisor],
+    ids=lambda f: f.__name__,
 )
 def test_a_node_is_lost_and_back(
     fault: Callable[[Bed, str], None], bed: Bed, recorded: Recorded, corpus: Path, tmp_path: Path

@@ -45,7 +45,6 @@ def tell(monitor: httpx.Client, node: str, severity: str) -> Record:
     return found
 
 
-@pytest.mark.short
 def test_a_report_drains_a_node_and_another_one_isolates_one(
     client: Client, monitor: Callable[[str], httpx.Client], corpus: Path, tmp_path: Path
 ) -> None:

@@ -135,8 +135,11 @@ def same_without_faults(tmp_path: Path, folder: Path) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-@pytest.mark.short
-def test_a_killed_process_restarts_the_script_from_its_own_checkpoint(client: Client, tmp_path: Path) -> None:
+def restart_from_its_own_checkpoint(client: Client, tmp_path: Path) -> None:
+    """Kill a process of a script: it goes on from its checkpoint, and the processes of the others are kept.
+
+    A test of the main job's, whose stack is started anyway.
+    """
     folder = folder_of(tmp_path, "killed")
     (folder / "waits").touch()
     client.submit(task(tmp_path, folder))
