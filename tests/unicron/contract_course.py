@@ -48,7 +48,7 @@ BEATS = {settings.TIME_SCALE: str(SCALE), "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "1
 STEPS_BEHIND = 12
 """Steps behind the last fault: they take longer than ``LIVES_S``, in which a survivor shows that nothing ends it."""
 LATE_STEPS_BEHIND = 3
-"""The same where devices are late: a single step takes so long there."""
+"""The same where devices are late and a peer's death does not show: these few take about four times ``LIVES_S``."""
 LIVES_S = 30 * SCALE
 """How long a survivor lives at least, of three heartbeats of torch's monitor."""
 STUCK = {"UNICRON_FINISH_FLOOR_S": "3"}
@@ -306,7 +306,7 @@ class Task:
 
 
 def fields_of(course: Course) -> dict[str, Any]:
-    late = settings.LAG_S in dict(course.variables)
+    late = settings.LAG_S in dict(course.variables) and course.mode == "silent"
     behind = 0 if course.ahead else LATE_STEPS_BEHIND if late else STEPS_BEHIND
     steps = STEP + BETWEEN * len(course.faults) + behind
     model = MODEL | {"layers": course.layout.pipeline}
