@@ -1,4 +1,4 @@
-"""The client of NATS that the bus uses: nats-py's, with three defects mended.
+"""The client of NATS that the bus uses: nats-py's, with four defects mended.
 
 Also how it verifies servers, and which of their errors are refusals.
 """
@@ -51,8 +51,9 @@ class NatsClient(Client):
     """The client, which drops a message that it cannot decode, and reconnects after an error of the server.
 
     The server forwards bytes that are no subject or no headers. In nats-py 2.16 their exception ends the task that
-    reads from the connection, and the client, still connected, hears nothing any more. Nor does it reconnect after an
-    error of the server, for example where its key was removed: it closes for good.
+    reads from the connection, and the client, still connected, hears nothing any more. So does the answer to a flush
+    for which nobody waits any more. Nor does it reconnect after an error of the server, for example where its key was
+    removed: it closes for good.
     """
 
     def __init__(self) -> None:
@@ -72,6 +73,11 @@ class NatsClient(Client):
         error = nats.errors.Error(f"nats: {err_msg}")
         await self._error_cb(error)
         await self._process_op_err(error)
+
+    async def _process_pong(self) -> None:
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()  # for which nobody waits
+        await super()._process_pong()
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         try:

@@ -380,3 +380,19 @@ async def test_a_request_that_nobody_receives_differs_from_one_without_an_answer
     with pytest.raises(Unavailable) as caught:
         await bus.request("silent", b"", timeout_s=0.1)
     assert not isinstance(caught.value, NoReceiver)
+
+
+async def test_a_flush_that_nobody_waits_for_any_more_leaves_the_client_hearing(bus: Bus) -> None:
+    """As where a command is superseded while the bus comes back."""
+
+    async def echo(_: str, data: bytes) -> bytes:
+        return data
+
+    await bus.answer("test", echo)
+    for turns in range(10):
+        flushing = asyncio.create_task(bus.wait_connected())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        flushing.cancel()
+        await asyncio.wait({flushing})
+        assert await bus.request("test", b"heard", timeout_s=2.0) == b"heard"
