@@ -141,7 +141,7 @@ async def test_a_loop_that_is_left_before_the_last_step_is_a_mistake_that_says_s
         await asyncio.gather(*(a.fork(name, spec) for name in names))
         await a.configure(dict.fromkeys(names, "initial"))
         await a.until(lambda: len(a.exits) == workers)
-        assert {(r.kind, r.error, r.step) for r in a.of(Raised)} == {("exception", "WrongLoop", 3)}
+        assert {(r.kind, r.error, r.step) for r in a.of(Raised)} == {("wrong_loop", "WrongLoop", 3)}
         assert all("behind step 2 of 6" in r.detail for r in a.of(Raised))
         assert len(a.of(Raised)) == workers
         assert {code for _, code in a.exits.values()} == {1}
