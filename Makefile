@@ -1,7 +1,7 @@
 # Everything runs from .venv, which `make install` creates.
 #
 #   make demo                  the main job: two tasks share a cluster, faults are injected, all heals
-#   make test                  the tests of the gate (.ci/run): seven to eight minutes on two cores
+#   make test                  the tests of the gate (.ci/run): four to six minutes on two cores
 #   make check                 style, types and the direction of imports
 #   make test-nightly          all tests that need no other machinery, in parts of at most 45 minutes: PART="test-e2e test-page"
 #   make test-cores            of these: what no other part has, with what the gate leaves out
