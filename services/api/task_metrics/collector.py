@@ -91,7 +91,8 @@ class Collector:
             await asyncio.sleep(COLLECT_S)
             try:
                 now = await self._read_views(lambda views: {task.name for task in views.page(TASKS, states=going)})
-                await asyncio.gather(*(self.refresh(name) for name in before | now))
+                for name in before | now:  # all at once would keep those who look at the page waiting for a second
+                    await self.refresh(name)
                 # Of others only somebody who asks wants to know.
                 self._tasks = {name: one for name, one in self._tasks.items() if name in now or one.reading is not None}
                 before = now
