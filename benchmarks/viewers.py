@@ -76,7 +76,7 @@ _PATHS = (
     "/v1/plans?limit=20&order=newest",
     "/v1/waf?from={since}",
 )
-_SUMS = ("/v1/costs?limit=1", "/v1/slow-workers?limit=10&order=newest")
+_SUMS = ("/v1/costs?limit=1&breakdowns=false", "/v1/slow-workers?limit=10&order=newest")
 OUTPUT = "/v1/tasks/{task}/logs?follow=true&tail=200&newest_bytes=32768"
 _MARKS = "/v1/incidents?since={since}&order=newest&limit=200"
 MARKS_EVERY = 6

@@ -83,13 +83,14 @@ def allocated_worker_s(nodes: Iterable[NodeView], as_of: datetime) -> float:
     return allocated
 
 
-def report(account: Account, cluster: ClusterView, *, period: Period | None = None) -> Costs:
+def report(account: Account, cluster: ClusterView, *, period: Period | None = None, breakdowns: bool = True) -> Costs:
     """Return the cost report with its sum check.
 
     Args:
         account: its input.
         cluster: price and currency.
         period: the length of buckets; None: no buckets.
+        breakdowns: whether to break the time down: a row for every node.
     """
     price, sums = cluster.price_per_worker_hour, account.sums
     whole = sums[ALL].get("", no_amounts())
@@ -107,7 +108,7 @@ def report(account: Account, cluster: ClusterView, *, period: Period | None = No
         allocated_worker_s=allocated,
         allocated_money=money(allocated, price),
         service=service_level(categories(whole), account.achieved_flop, whole["healthy_flop"]),
-        breakdowns=_breakdowns(account, price),
+        breakdowns=_breakdowns(account, price) if breakdowns else {},
         buckets=list(_buckets(account.days, period, account.window, price)) if period is not None else [],
         tasks=[_task_cost(account, name, price) for name in names[: account.limit]],
         incidents=[

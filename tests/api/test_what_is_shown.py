@@ -393,6 +393,18 @@ def test_a_task_that_waits_for_its_storage_says_so_until_its_script_goes_on(stor
     assert present.task(story.views().tasks["gpt"], LiveState()).reason == "all steps done"
 
 
+async def test_a_cost_report_can_do_without_its_breakdowns(settings: Settings, bus: Bus, journal: Journal) -> None:
+    story = Story(settings.run_dir / "log.db")
+    story.running()
+    story.log.close()
+    async with serving(settings, bus, journal) as server:
+        whole = (await server.http.get("/v1/costs")).json()
+        brief = (await server.http.get("/v1/costs?breakdowns=false")).json()
+    assert whole["breakdowns"]["node"]
+    assert (brief["breakdowns"], brief["currency"]) == ({}, whole["currency"])
+    assert brief.keys() == whole.keys()
+
+
 async def test_a_list_of_tasks_can_do_without_their_ranks(settings: Settings, bus: Bus, journal: Journal) -> None:
     story = Story(settings.run_dir / "log.db")
     story.running()

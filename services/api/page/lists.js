@@ -130,7 +130,7 @@ export function sumParts(windowS) {
       Object.assign(marks, { at: performance.now(), gap: false });
     },
     async costs() {
-      known.costs = await getSums("/v1/costs", { limit: 1 }, COSTS_S);
+      known.costs = await getSums("/v1/costs", { limit: 1, breakdowns: false }, COSTS_S);
     },
   };
 }

@@ -38,7 +38,7 @@ const rounds = new Rounds({
   async actor() { setActor(await get("/v1/actor")); },
   async task() { known.task = await get(PATH).catch(absent); },
   async incidents() { known.incidents = await listed("/v1/incidents", { task: taskName, order: "newest" }); },
-  async currency() { known.currency ||= (await getSums("/v1/costs", { limit: 1 })).currency; },
+  async currency() { known.currency ||= (await getSums("/v1/costs", { limit: 1, breakdowns: false })).currency; },
   async plans() { known.plans = await listed("/v1/plans", { task: taskName, order: "newest" }); },
   async attempts() { known.attempts = await listed(`${PATH}/attempts`, {}); },
   async course() { known.courses = await Promise.all(wantedCourses().map((attempt) => getSums(`${PATH}/progress`, attempt === null ? {} : { attempt }))); },

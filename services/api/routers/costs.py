@@ -30,6 +30,7 @@ async def costs(
         int | None,
         Query(ge=1, le=MAX_LIMIT, description="only so many tasks and incidents, the costliest first; sums have all"),
     ] = None,
+    breakdowns: Annotated[bool, Query(description="false: `breakdowns` is empty; it has a row for every node")] = True,
 ) -> Response:
     """Report where the allocated worker-seconds went: by kind, task, incident and more, with a check of the sums."""
     as_of = utc_now()
@@ -37,6 +38,6 @@ async def costs(
 
     def answer(views: ViewReader) -> Costs:
         account = Accounts(views, as_of).account(start=start, end=end, days=bucket is not None, limit=limit)
-        return report(account, api.cluster(views), period=bucket)
+        return report(account, api.cluster(views), period=bucket, breakdowns=breakdowns)
 
     return await api.answer(answer)
