@@ -88,16 +88,21 @@ class Collector:
         going = [state.value for state in TaskState if state not in ENDED]
         before: set[str] = set()
         while True:
-            await asyncio.sleep(COLLECT_S)
             try:
                 now = await self._read_views(lambda views: {task.name for task in views.page(TASKS, states=going)})
-                for name in before | now:  # all at once would keep those who look at the page waiting for a second
+                names = before | now
+                # Spread over the time: many tasks on many nodes at once would keep those who look at the page waiting.
+                for name in names:
+                    await asyncio.sleep(COLLECT_S / len(names))
                     await self.refresh(name)
+                if not names:
+                    await asyncio.sleep(COLLECT_S)
                 # Of others only somebody who asks wants to know.
                 self._tasks = {name: one for name, one in self._tasks.items() if name in now or one.reading is not None}
                 before = now
             except Exception as err:  # what goes wrong here must not end the api
                 logger.warning("metrics of tasks are not collected: %s %s; again", type(err).__name__, err)
+                await asyncio.sleep(COLLECT_S)
 
     async def close(self) -> None:
         """End what is under way."""
