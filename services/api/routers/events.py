@@ -35,6 +35,11 @@ KEEP_ALIVE_S = 15.0
 
 RETRY_S = 1.0
 """Pause before a stream reads a log again that is away. Its client stays connected."""
+
+GATHER_S = 0.1
+"""Pause of a stream behind what it has sent: what comes meanwhile is read at once. While many events come, each of
+those who follow would otherwise read each of them by itself."""
+
 MOST_EVENTS = 1000
 """Events that a stream reads, and sends, at once."""
 
@@ -205,6 +210,7 @@ async def _stream(api: Gateway, position: int, brief: bool, types: Sequence[str]
             if found:
                 yield found
                 silent_since = time.monotonic()
+                await asyncio.sleep(GATHER_S)
         waits = position < api.feed.position or await api.feed.wait_beyond(position, timeout_s=KEEP_ALIVE_S)
         if not waits or time.monotonic() - silent_since >= KEEP_ALIVE_S:
             yield ": keep-alive\n\n"
