@@ -140,18 +140,18 @@ def restart_from_its_own_checkpoint(client: Client, tmp_path: Path) -> None:
 
     A test of the main job's, whose stack is started anyway.
     """
-    folder = folder_of(tmp_path, "killed")
+    folder = folder_of(tmp_path, "again")
     (folder / "waits").touch()
     client.submit(task(tmp_path, folder))
-    at_25(client, "killed")
-    before = {rank["worker"]: rank["pid"] for rank in client.task("killed")["ranks"]}
+    at_25(client, "again")
+    before = {rank["worker"]: rank["pid"] for rank in client.task("again")["ranks"]}
     os.kill(scripts_of(folder)[0], signal.SIGKILL)
-    client.until("it is healed", lambda: [one for one in client.incidents("killed") if one["restored_at"]])
-    after = {rank["worker"]: rank["pid"] for rank in client.task("killed")["ranks"]}
+    client.until("it is healed", lambda: [one for one in client.incidents("again") if one["restored_at"]])
+    after = {rank["worker"]: rank["pid"] for rank in client.task("again")["ranks"]}
     assert len(before.items() & after.items()) == WORKERS - 1, "the processes of the others are kept"
     (folder / "waits").unlink()
-    ended = client.until_state("killed", "succeeded")
-    (incident,) = client.incidents("killed")
+    ended = client.until_state("again", "succeeded")
+    (incident,) = client.incidents("again")
     assert (incident["kind"], incident["severity"], incident["steps_recomputed"]) == ("process-exit", "SEV2", 5)
     assert (incident["response"], incident["state_source"]) == ("restart", "script")
     assert (ended["step"], ended["steps"], ended["saved_step"]) == (STEPS, None, STEPS)
