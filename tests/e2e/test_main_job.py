@@ -16,7 +16,6 @@ import pytest
 from cli.demo.report import TOLERANCE, compare_parameters
 from cli.stack.stack import Stack
 from tests.e2e.kit import Client, Pace, at, check_result, pids, rank, seconds, small_task
-from tests.e2e.test_whole_restart import restart_from_its_own_checkpoint
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="session")]
 
@@ -245,8 +244,3 @@ async def test_own_loop_while_services_die(stack: Stack, client: Client, corpus:
         assert compare_parameters(Path(result["parameters_path"]), Path(expected["parameters_path"])) <= TOLERANCE
 
     await asyncio.to_thread(course)
-
-
-@pytest.mark.short
-async def test_a_killed_process_restarts_the_script_from_its_own_checkpoint(client: Client, tmp_path: Path) -> None:
-    await asyncio.to_thread(restart_from_its_own_checkpoint, client, tmp_path)

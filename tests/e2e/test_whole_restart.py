@@ -135,23 +135,20 @@ def same_without_faults(tmp_path: Path, folder: Path) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-def restart_from_its_own_checkpoint(client: Client, tmp_path: Path) -> None:
-    """Kill a process of a script: it goes on from its checkpoint, and the processes of the others are kept.
-
-    A test of the main job's, whose stack is started anyway.
-    """
-    folder = folder_of(tmp_path, "again")
+@pytest.mark.short
+def test_a_killed_process_restarts_the_script_from_its_own_checkpoint(client: Client, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "killed")
     (folder / "waits").touch()
     client.submit(task(tmp_path, folder))
-    at_25(client, "again")
-    before = {rank["worker"]: rank["pid"] for rank in client.task("again")["ranks"]}
+    at_25(client, "killed")
+    before = {rank["worker"]: rank["pid"] for rank in client.task("killed")["ranks"]}
     os.kill(scripts_of(folder)[0], signal.SIGKILL)
-    client.until("it is healed", lambda: [one for one in client.incidents("again") if one["restored_at"]])
-    after = {rank["worker"]: rank["pid"] for rank in client.task("again")["ranks"]}
+    client.until("it is healed", lambda: [one for one in client.incidents("killed") if one["restored_at"]])
+    after = {rank["worker"]: rank["pid"] for rank in client.task("killed")["ranks"]}
     assert len(before.items() & after.items()) == WORKERS - 1, "the processes of the others are kept"
     (folder / "waits").unlink()
-    ended = client.until_state("again", "succeeded")
-    (incident,) = client.incidents("again")
+    ended = client.until_state("killed", "succeeded")
+    (incident,) = client.incidents("killed")
     assert (incident["kind"], incident["severity"], incident["steps_recomputed"]) == ("process-exit", "SEV2", 5)
     assert (incident["response"], incident["state_source"]) == ("restart", "script")
     assert (ended["step"], ended["steps"], ended["saved_step"]) == (STEPS, None, STEPS)
