@@ -16,9 +16,9 @@ const MARKS_MS = 60_000; // for so long the chart may lack incidents of its time
 const GOING_ON = ["pending", "queued", "running", "transitioning", "degraded", "stopping"];
 const NOTHING = { items: [], more: false };
 
-/** What was answered last. `more`: there is more than was asked for. */
+/** What was answered last. `node`: details of the chosen node; `more`: there is more than was asked for. */
 export const known = {
-  actor: null, troubles: null, nodes: null, going: NOTHING, failed: NOTHING, finished: NOTHING, open: NOTHING, newest: NOTHING,
+  actor: null, troubles: null, map: null, node: null, going: NOTHING, failed: NOTHING, finished: NOTHING, open: NOTHING, newest: NOTHING,
   plans: NOTHING, slow: NOTHING, costs: null, waf: null, marks: NOTHING,
 };
 
@@ -65,19 +65,22 @@ export function chosen() {
 /** Have the details of a node shown, or with null of none; return them once they are known. */
 export async function choose(name) {
   chosenNode = name;
-  const node = await details();
-  return node?.name === chosenNode ? node : null;
+  known.node = null;
+  await askDetails();
+  return known.node;
 }
 
-/** Return the details of the chosen node; null: none is chosen, or the API does not know it. */
-async function details() {
-  if (chosenNode === null) return null;
+/** Ask for the details of the chosen node; they stay null if the API does not know it. */
+async function askDetails() {
+  const name = chosenNode;
+  if (name === null) return;
+  let node = null;
   try {
-    return await get(`/v1/nodes/${encodeURIComponent(chosenNode)}`);
+    node = await get(`/v1/nodes/${encodeURIComponent(name)}`);
   } catch (error) {
-    if (error.status === NOT_FOUND) return null;
-    throw error;
+    if (error.status !== NOT_FOUND) throw error;
   }
+  if (name === chosenNode) known.node = node; // else another one has been chosen meanwhile
 }
 
 /** What changes from one moment to the next. `ageS` of each part: how old its answer may be, as of `get`. */
@@ -89,8 +92,7 @@ export const liveParts = {
     known.troubles = await get("/v1/troubles", {}, ageS);
   },
   async nodes(ageS) {
-    const [map, node] = await Promise.all([get("/v1/node-map", {}, ageS), details()]);
-    known.nodes = { map, node };
+    [known.map] = await Promise.all([get("/v1/node-map", {}, ageS), askDetails()]);
   },
   async tasks(ageS) {
     const going = await listed("/v1/tasks", MOST_TASKS, ageS, tasksOf(GOING_ON));

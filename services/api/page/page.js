@@ -11,7 +11,7 @@ import { showCosts } from "./costs.js";
 import { byId } from "./dom.js";
 import { showIncidents } from "./incidents.js";
 import { revealNamed } from "./links.js";
-import { chosen, incidents, known, liveParts, marksAreOld, sumParts, tasks } from "./lists.js";
+import { incidents, known, liveParts, marksAreOld, sumParts, tasks } from "./lists.js";
 import { showParts } from "./parts.js";
 import { showPlans } from "./plans.js";
 import { setActor } from "./rights.js";
@@ -97,10 +97,9 @@ function showLists() {
   if (have("plans")) showPlans(known.plans);
 }
 
-/** Show the nodes; the details of one only while it is the chosen one. */
+/** Show the nodes, and the details of the chosen one. */
 function showMap() {
-  const { map, node } = known.nodes;
-  showNodes({ nodes: nodesOf(map), slow: map.slow, node: node?.name === chosen() ? node : null });
+  showNodes({ nodes: nodesOf(known.map), slow: known.map.slow, node: known.node });
 }
 
 /** Show the chart; the newest incidents are known before those of its whole time are asked for again. */
