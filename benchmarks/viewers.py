@@ -19,7 +19,7 @@ import os
 import random
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field
@@ -434,6 +434,9 @@ def _report(
     report.at_most("an event is seen after, s", round(found[-1], 3), MOST_LAG_S, p50_s=p50_s, viewers=len(seen))
     report.equal("requests of the viewers that failed", sum(one.failed for one in seen), 0)
     asked = [request for one in seen for request in one.requests_s]
+    opened_s = min(began_s for began_s, _ in asked)
+    late = Counter(int(began_s - opened_s) for began_s, took_s in asked if took_s > MOST_P99_S)
+    report.line("late answers by second", burst_at_s=int(burst_at_s - opened_s), late=dict(sorted(late.items())))
     for during, from_s, until_s in (("", -math.inf, burst_at_s), (" during the burst", burst_at_s, quiet_at_s)):
         requests = sorted(took_s for began_s, took_s in asked if from_s <= began_s < until_s)
         p50_s, p99_s = (round(requests[int(part * (len(requests) - 1))], 3) for part in (0.5, 0.99))

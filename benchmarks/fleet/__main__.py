@@ -235,7 +235,7 @@ async def _submit(lab: Lab, client: WaitingClient, corpus: Path, workers: int) -
 
 
 async def _exit(lab: Lab, number: int) -> tuple[float, float, float]:
-    """Have a rank end; return the seconds to its error, to the plan, and to the last command of its plan."""
+    """Have a rank end; return the seconds to its error, to the plan, and to the last command to hold."""
     await lab.simulator.ask("states")
     used, position = _Used(), lab.end()
     answer = await lab.simulator.ask("exit", node=f"n{(17 + 31 * number) % lab.nodes:04d}", slot=3)
@@ -246,7 +246,7 @@ async def _exit(lab: Lab, number: int) -> tuple[float, float, float]:
     times = {
         "error_s": error.recorded_at.timestamp() - answer["sent_at"],
         "plan_s": plan.recorded_at.timestamp() - answer["sent_at"],
-        "first_stage_s": sent["hold"]["last_at"] - answer["sent_at"],
+        "held_s": sent["hold"]["last_at"] - answer["sent_at"],
         "restored_s": done.recorded_at.timestamp() - answer["sent_at"],
     }
     sizes = {kind: {"nodes": one["nodes"], "bytes": one["bytes"]} for kind, one in sent.items()}
@@ -254,7 +254,7 @@ async def _exit(lab: Lab, number: int) -> tuple[float, float, float]:
     rounded = {name: round(seconds, 3) for name, seconds in times.items()}
     lab.line("exit", **rounded, error_bytes=error_bytes, commands=sizes, **used.fields())
     lab.expected.append(error.event.event_id)
-    return times["error_s"], times["plan_s"], times["first_stage_s"]
+    return times["error_s"], times["plan_s"], times["held_s"]
 
 
 async def _exits(lab: Lab, count: int) -> None:

@@ -75,7 +75,7 @@ class Runner(ABC, Generic[State, Input, Effect]):
         self._fold_on: Callable[[], Awaitable[object]] | None = None
         self._one_input = asyncio.Lock()
         self._moved_on = Changes()
-        self._end_now = SharedRead(lambda: context.journal.position_now())
+        self._end_now = SharedRead[int]()
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -179,7 +179,7 @@ class Runner(ABC, Generic[State, Input, Effect]):
 
     async def has_folded_log(self) -> None:
         """Wait until all that the log has now was folded."""
-        position = await self._end_now.value()
+        position = await self._end_now.value(self._context.journal.position_now)
         await self._moved_on.until(lambda: self.position >= position)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

@@ -15,7 +15,7 @@ class Source:
 
     def __init__(self) -> None:
         self.began, self.gate, self.error = 0, asyncio.Event(), False
-        self.shared = SharedRead(self.read)
+        self.shared = SharedRead[int]()
 
     async def read(self) -> int:
         self.began += 1
@@ -28,7 +28,7 @@ class Source:
     async def asking(self, number: int) -> list[asyncio.Task[int]]:
         """Have so many ask."""
         before = self.began
-        tasks = [asyncio.create_task(self.shared.value()) for _ in range(number)]
+        tasks = [asyncio.create_task(self.shared.value(self.read)) for _ in range(number)]
         for _ in range(5):  # turns of the event loop
             await asyncio.sleep(0)
         assert self.began <= before + 1
@@ -43,7 +43,7 @@ async def test_who_asks_during_a_read_shares_the_next() -> None:
     source.gate.set()
     assert await asyncio.gather(*first) == [1] * 3
     assert await asyncio.gather(*others) == [2] * 50
-    assert await source.shared.value() == 3
+    assert await source.shared.value(source.read) == 3
 
 
 async def test_an_error_is_raised_for_all_who_share_the_read_and_the_next_is_made() -> None:
@@ -55,7 +55,7 @@ async def test_an_error_is_raised_for_all_who_share_the_read_and_the_next_is_mad
         with pytest.raises(Unavailable):
             await asked
     source.error = False
-    assert await source.shared.value() == 2
+    assert await source.shared.value(source.read) == 2
 
 
 async def test_one_who_waits_no_more_ends_nobody_elses_read() -> None:

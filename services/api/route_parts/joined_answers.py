@@ -1,7 +1,7 @@
 """One answer for all who ask the same while it is made: viewers of the live page ask for the same lists at every event.
 
 A request that comes while its question is answered for others gets the next answer, which begins after the request has
-come: no answer is older than its request, and one reader alone never waits. Without it 20 viewers had 2,000 nodes and
+come (``shared.service.shared_reads``). Without it 20 viewers had 2,000 nodes and
 64 tasks written 20 times at each event, and waited for each other (docs/monitoring.md has the figures).
 
 A reader who says ``Cache-Control: max-age=N`` (RFC 9111, section 5.2.1.1) takes an answer that was begun up to N
@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shared.service.shared_reads import SharedRead
 
 JOINED = frozenset({
     "/v1/tasks", "/v1/nodes", "/v1/incidents", "/v1/slow-workers", "/v1/plans", "/v1/costs", "/v1/waf", "/v1/status",
@@ -69,11 +71,10 @@ class JoinedAnswers:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._begun: dict[_Question, asyncio.Task[_Answer]] = {}
-        self._next: dict[_Question, asyncio.Task[_Answer]] = {}
-        """Answers that are not begun yet: each waits for the one under way."""
+        self._reads: dict[_Question, SharedRead[_Answer]] = {}
+        """What is asked and not answered yet."""
         self._kept: OrderedDict[_Question, _Answer] = OrderedDict()
-        """By question the newest answer, in the order in which they were begun."""
+        """By question the newest answer, in the order in which they came."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -83,7 +84,8 @@ class JoinedAnswers:
         question = (scope["path"], scope["query_string"])
         answer, age = self._kept.get(question), list[tuple[bytes, bytes]]()
         if answer is None or answer.age_s > _taken_s(scope):
-            answer = await self._new(question, scope)
+            read = self._reads.setdefault(question, SharedRead())
+            answer = await read.value(lambda: self._answer(question, scope))
         else:
             age.append((b"age", str(math.ceil(answer.age_s)).encode()))
         if answer.route is not None:
@@ -93,23 +95,12 @@ class JoinedAnswers:
         for message in rest:
             await send(message)
 
-    async def _new(self, question: _Question, scope: Scope) -> _Answer:
-        """Return an answer that is begun after now."""
-        task = self._next.get(question)
-        if task is None:
-            task = self._next[question] = asyncio.create_task(self._answer(question, scope))
-            task.add_done_callback(_retrieve)
-        return await asyncio.shield(task)  # others may wait for it when this reader goes away
-
     async def _answer(self, question: _Question, scope: Scope) -> _Answer:
-        if (before := self._begun.get(question)) is not None:
-            await asyncio.wait([before])
-        begun = self._begun[question] = self._next.pop(question)
         try:
             answer = await self._made(scope)
         finally:
-            if self._begun.get(question) is begun and question not in self._next:
-                del self._begun[question]
+            if not self._reads[question].is_wanted:
+                del self._reads[question]
         if answer.is_good:
             self._keep(question, answer)
         return answer
@@ -149,9 +140,3 @@ def _taken_s(scope: Scope) -> float:
     """Return how old an answer may be that the reader takes; negative: it takes none that is there already."""
     found = _MAX_AGE.search(Headers(scope=scope).get("cache-control", ""))
     return min(float(found[1]), MOST_AGE_S) if found and int(found[1]) else -1.0
-
-
-def _retrieve(task: asyncio.Task[_Answer]) -> None:
-    """Take note of a failure, which is raised where it is waited for; perhaps nobody does any more."""
-    if not task.cancelled():
-        task.exception()
